@@ -1,0 +1,83 @@
+// The contract of a memory driver: reserve addresses, create physical memory, tie one to the other.
+//
+// A driver knows nothing of blocks, pages or budgets. Every call is made without the interpreter
+// lock and without any lock that its caller's other threads need. Calls on disjoint ranges and
+// handles may run at the same time. All sizes are bytes and multiples of `granularity()`, all
+// addresses lie on such a multiple; anything else is an InvalidArgument, before any effect.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+namespace kvcached::vmm {
+
+using Bytes = std::uint64_t;
+
+// One physical allocation: owned by the process that created it, tied to at most one address.
+struct Handle {
+  std::uint64_t id = 0;  // 0: none
+  Bytes size = 0;
+  explicit operator bool() const { return id != 0; }
+};
+
+// A driver call failed. The state is what it was before the call.
+class DriverError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+// Physical memory is exhausted (create only).
+class OutOfMemory : public DriverError {
+ public:
+  using DriverError::DriverError;
+};
+// The caller broke the contract: unknown handle, range mapped already, wrong multiple.
+class InvalidArgument : public DriverError {
+ public:
+  using DriverError::DriverError;
+};
+
+class Driver {
+ public:
+  virtual ~Driver() = default;
+
+  virtual std::string name() const = 0;
+  // Smallest physical unit, a power of two.
+  virtual Bytes granularity() const = 0;
+  // DLPack device of tensors over this driver's ranges: (device type, device index).
+  virtual int dlpack_device_type() const = 0;
+  virtual int dlpack_device_id() const = 0;
+
+  // A range of addresses without memory; any access to it faults.
+  virtual void* reserve(Bytes size) = 0;
+  // Gives a whole reserved range back. Nothing may be mapped in it.
+  virtual void unreserve(void* base, Bytes size) = 0;
+
+  // Takes physical memory now: a later map() does not fail for want of it.
+  virtual Handle create(Bytes size) = 0;
+  // Gives it back to the operating system or device before it returns. Must not be mapped.
+  virtual void release(Handle handle) = 0;
+  // Whether memory from create() reads as zero until it is written.
+  virtual bool creates_zeroed() const = 0;
+
+  // Ties a whole handle to [address, address + handle.size), which must be reserved and unmapped.
+  virtual void map(void* address, Handle handle) = 0;
+  // Makes a mapped range readable and writable.
+  virtual void set_access(void* address, Bytes size) = 0;
+  // Unties a range that one map() tied; afterwards any access to it faults. The handle lives on.
+  virtual void unmap(void* address, Bytes size) = 0;
+  // Writes zeros to a mapped, accessible range and returns when they are there.
+  virtual void zero(void* address, Bytes size) = 0;
+
+  // Bytes of physical memory that the device or machine could still give out.
+  virtual Bytes free_bytes() = 0;
+  // Bytes that this driver object holds as the operating system or device counts them.
+  virtual Bytes held_bytes() = 0;
+};
+
+// The embedded driver over host memory: reserved mmap ranges, physical memory in a memfd,
+// MAP_FIXED over the range. `granularity` 0 means the machine's page size.
+std::shared_ptr<Driver> make_host_driver(Bytes granularity = 0);
+
+}  // namespace kvcached::vmm
