@@ -1,0 +1,109 @@
+#include "bind/budget_segment.h"
+
+#include <pybind11/stl.h>
+
+#include "budget/rank.h"
+#include "budget/segment.h"
+
+namespace py = pybind11;
+
+namespace kvcached {
+namespace {
+
+using budget::Milliseconds;
+using budget::Rank;
+using budget::Segment;
+using no_gil = py::call_guard<py::gil_scoped_release>;
+
+py::dict rank_info(const Segment& segment, std::uint32_t rank) {
+  const budget::RankPart& part = segment.part(rank);
+  py::dict info;
+  info["joined"] = part.joined.load() != 0;
+  info["row"] = part.row;
+  info["device"] = std::string(part.device);
+  info["mapped_bytes"] = part.mapped_bytes.load();
+  info["created_bytes"] = part.created_bytes.load();
+  return info;
+}
+
+py::tuple poll(Segment& segment) {
+  budget::Resolved resolved = segment.poll();
+  return py::make_tuple(resolved.owned, resolved.refused, resolved.partial);
+}
+
+py::dict counters(const Rank& rank) {
+  const budget::RankCounters now = rank.counters();
+  py::dict counts;
+  counts["created"] = now.created;
+  counts["released"] = now.released;
+  counts["mapped_ahead"] = now.mapped_ahead;
+  counts["mapped_in_step"] = now.mapped_in_step;
+  counts["refused"] = now.refused;
+  return counts;
+}
+
+std::shared_ptr<Rank> make_rank(
+    std::shared_ptr<Segment> segment, std::uint32_t rank, std::shared_ptr<budget::Budget> record,
+    std::string device, int row, std::shared_ptr<vmm::Driver> driver,
+    const std::vector<std::pair<std::shared_ptr<vmm::Arena>, budget::Bytes>>& extents) {
+  std::vector<budget::Extent> list;
+  for (const auto& [arena, bytes] : extents) list.push_back({arena, bytes});
+  return std::make_shared<Rank>(std::move(segment), rank, std::move(record), std::move(device), row,
+                                std::move(driver), std::move(list));
+}
+
+void bind_segment(py::module_& m) {
+  py::class_<Segment, std::shared_ptr<Segment>>(m, "Segment")
+      .def_static("create", &Segment::create, py::arg("path"), py::arg("num_pages"),
+                  py::arg("num_ranks"))
+      .def_static("open", &Segment::open, py::arg("path"))
+      .def_property_readonly("path", &Segment::path)
+      .def_property_readonly("num_pages", &Segment::num_pages)
+      .def_property_readonly("num_ranks", &Segment::num_ranks)
+      .def("request", &Segment::request, py::arg("pages"))
+      .def("poll", &poll)
+      .def("outstanding", &Segment::outstanding)
+      .def("released_epoch", &Segment::released_epoch)
+      .def("is_quarantined",
+           [](const Segment& s, std::int32_t page) {
+             for (std::uint32_t r = 0; r < s.num_ranks(); ++r)
+               if (s.page_state(r, page) == budget::PageState::kQuarantined) return true;
+             return false;
+           })
+      .def("set_wish", &Segment::set_wish, py::arg("pages"))
+      .def("set_idle", &Segment::set_idle, py::arg("pages"))
+      .def("failure", &Segment::failure)
+      .def("progress", &Segment::progress)
+      .def(
+          "wait_progress",
+          [](const Segment& s, std::uint32_t seen, int milliseconds) {
+            return s.wait_progress(seen, Milliseconds(milliseconds));
+          },
+          py::arg("seen"), py::arg("milliseconds"), no_gil())
+      .def("rank_info", &rank_info, py::arg("rank"))
+      .def("unlink", &Segment::unlink);
+}
+
+void bind_rank(py::module_& m) {
+  py::class_<Rank, std::shared_ptr<Rank>>(m, "Rank")
+      .def(py::init(&make_rank), py::arg("segment"), py::arg("rank"), py::arg("budget"),
+           py::arg("device"), py::arg("row"), py::arg("driver"), py::arg("extents"), no_gil())
+      .def("make_ready", &Rank::make_ready, py::arg("pages"), no_gil())
+      .def("retire", &Rank::retire, py::arg("pages"), py::arg("epoch"), no_gil())
+      .def(
+          "drain", [](Rank& r, int milliseconds) { return r.drain(Milliseconds(milliseconds)); },
+          py::arg("milliseconds"), no_gil())
+      .def_property_readonly("page_bytes", &Rank::page_bytes)
+      .def_property_readonly("mapped_bytes", &Rank::mapped_bytes)
+      .def("counters", &counters)
+      .def("close", &Rank::close, no_gil());
+}
+
+}  // namespace
+
+void bind_budget_segment(py::module_& m) {
+  bind_segment(m);
+  bind_rank(m);
+}
+
+}  // namespace kvcached

@@ -1,0 +1,1 @@
+"""Adapters: one package an engine, thin, in the engine's own words."""

@@ -1,0 +1,64 @@
+"""The backend that vLLM finds under the name ``kvcached``."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+from vllm.v1.kv_storage import KVBlockStorage, KVStorageBackend, KVWorkerStorage
+
+from kvcached_core.config import Settings, parse_settings
+from kvcached_core.engines.vllm import support
+from kvcached_core.engines.vllm.block_storage import KvcachedBlockStorage
+from kvcached_core.engines.vllm.planner import make_plans
+from kvcached_core.engines.vllm.worker_storage import KvcachedWorkerStorage
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
+
+SOURCE = "--kv-storage-config"
+
+
+def settings_of(vllm_config: VllmConfig) -> Settings:
+    """The parsed settings. Raises SettingsError."""
+    return parse_settings(vllm_config.cache_config.kv_storage_config, SOURCE)
+
+
+class KvcachedBackend(KVStorageBackend):
+    """KV tensors with fixed addresses, whose memory comes with use and goes without."""
+
+    name = "kvcached"
+    preallocates = False
+
+    @classmethod
+    def check_config(cls, vllm_config: VllmConfig) -> None:
+        support.check_supported(vllm_config)
+        if settings_of(vllm_config).name is None:
+            # One identity, fixed by the first process that sees the configuration and passed on.
+            given = vllm_config.cache_config.kv_storage_config
+            unique = f"vllm-{uuid.uuid4().hex[:12]}"
+            vllm_config.cache_config.kv_storage_config = {**given, "name": unique}
+
+    @classmethod
+    def use_packed_layout(
+        cls, vllm_config: VllmConfig, kv_cache_groups: list[KVCacheGroupSpec]
+    ) -> bool:
+        return settings_of(vllm_config).layout == "block-major"
+
+    @classmethod
+    def plan(cls, vllm_config: VllmConfig, kv_cache_configs: list[KVCacheConfig]) -> None:
+        support.check_groups(kv_cache_configs)
+        plans = make_plans(vllm_config, settings_of(vllm_config), kv_cache_configs)
+        for config, plan in zip(kv_cache_configs, plans, strict=True):
+            config.storage_plan = plan
+
+    @classmethod
+    def create_block_storage(
+        cls, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig
+    ) -> KVBlockStorage:
+        return KvcachedBlockStorage(kv_cache_config.storage_plan)
+
+    @classmethod
+    def create_worker_storage(cls, vllm_config: VllmConfig, rank: int) -> KVWorkerStorage:
+        return KvcachedWorkerStorage(vllm_config, settings_of(vllm_config), rank)

@@ -1,0 +1,105 @@
+"""Makes the plan of every worker, in the engine core, before anything is allocated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcached_core.budget import (
+    create_segment,
+    default_directory,
+    host_device,
+    open_host_budget,
+)
+from kvcached_core.config import Settings
+from kvcached_core.engines.vllm.plan import (
+    StoragePlan,
+    check_room,
+    choose_blocks_per_page,
+    pages_for_blocks,
+)
+from kvcached_core.vmm import host_granularity
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+def make_plans(
+    vllm_config: VllmConfig, settings: Settings, configs: list[KVCacheConfig]
+) -> list[StoragePlan]:
+    """One plan a worker; makes the instance's segment. Raises ValueError, BudgetError."""
+    directory = settings.budget_dir or default_directory()
+    capacity = open_host_budget(settings, directory).capacity
+    limit = effective_limit(vllm_config, settings, capacity)
+    sizes = [block_bytes(config) for config in configs]
+    per_page = choose_blocks_per_page(sizes, settings.page_size, host_granularity())
+    need = pages_for_blocks(request_blocks(vllm_config, configs[0]), per_page)
+    num_blocks = configs[0].num_blocks
+    name = instance_name(vllm_config, settings)
+    segment = create_segment(directory, name, -(-num_blocks // per_page), len(configs))
+    plans = []
+    for rank, tensors in enumerate(sizes):
+        one_request = need * per_page * sum(tensors)
+        floor = one_request if settings.floor is None else settings.floor
+        check_room(
+            one_request,
+            capacity,
+            limit,
+            settings.headroom,
+            vllm_config.model_config.max_model_len,
+        )
+        plans.append(
+            StoragePlan(
+                settings=settings,
+                instance=name,
+                rank=rank,
+                num_ranks=len(configs),
+                device=host_device(settings),
+                budget_dir=directory,
+                capacity=capacity,
+                segment=segment,
+                num_blocks=num_blocks,
+                blocks_per_page=per_page,
+                block_bytes=tensors,
+                floor=floor,
+                limit=limit,
+            )
+        )
+    return plans
+
+
+def effective_limit(vllm_config: VllmConfig, settings: Settings, capacity: int) -> int:
+    """Bytes that this engine may map: the least of `limit`, --kv-cache-memory-bytes, capacity."""
+    given = [settings.limit, vllm_config.cache_config.kv_cache_memory_bytes, capacity]
+    return min(size for size in given if size is not None)
+
+
+def instance_name(vllm_config: VllmConfig, settings: Settings) -> str:
+    """The engine's identity; replicas of a data-parallel engine are ``name/dpN``."""
+    assert settings.name is not None  # check_config has fixed it
+    parallel = vllm_config.parallel_config
+    replica = parallel.data_parallel_index
+    alone = parallel.data_parallel_size <= 1 and replica == 0
+    return settings.name if alone else f"{settings.name}/dp{replica}"
+
+
+def block_bytes(config: KVCacheConfig) -> tuple[int, ...]:
+    """Bytes of one block in each tensor that the worker will allocate, in that order."""
+    packed = {t.block_stride for t in config.kv_cache_tensors if t.block_stride > 0}
+    if packed:
+        if len(packed) != 1 or any(t.block_stride == 0 for t in config.kv_cache_tensors):
+            raise ValueError(
+                "KV tensors of packed and of separate layout in one model are not supported; "
+                '--kv-storage-config \'{"layout": "per-layer"}\' may serve it'
+            )
+        return (packed.pop(),)
+    return tuple(t.size // config.num_blocks for t in config.kv_cache_tensors)
+
+
+def request_blocks(vllm_config: VllmConfig, config: KVCacheConfig) -> int:
+    """Blocks that one request of max_model_len holds at most, over all groups."""
+    total = 0
+    for group in config.kv_cache_groups:
+        spec = group.kv_cache_spec
+        total += -(-spec.max_memory_usage_bytes(vllm_config) // spec.page_size_bytes)
+    return total

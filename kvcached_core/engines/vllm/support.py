@@ -1,0 +1,113 @@
+"""What elastic storage cannot serve yet, refused by the name of the option that asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+# Option, whether the configuration asks for it, why it is refused.
+_Rule = tuple[str, Callable[[Any], bool], str]
+
+_RULES: tuple[_Rule, ...] = (
+    (
+        "--device",
+        lambda c: c.device_config.device_type != "cpu",
+        "this release drives host memory only: use the CPU build",
+    ),
+    (
+        "--tensor-parallel-size, --pipeline-parallel-size",
+        lambda c: c.parallel_config.world_size > 1,
+        "this release serves one rank an engine",
+    ),
+    (
+        "--decode-context-parallel-size, --prefill-context-parallel-size",
+        lambda c: (
+            getattr(c.parallel_config, "decode_context_parallel_size", 1) > 1
+            or getattr(c.parallel_config, "prefill_context_parallel_size", 1) > 1
+        ),
+        "its warm-up touches blocks that were never handed out",
+    ),
+    (
+        "--distributed-executor-backend",
+        lambda c: c.parallel_config.distributed_executor_backend in ("ray", "external_launcher"),
+        "steps and calls have no common order there; use 'mp' or 'uni'",
+    ),
+    (
+        "--enable-elastic-ep",
+        lambda c: getattr(c.parallel_config, "enable_elastic_ep", False),
+        "workers that come and go are not followed",
+    ),
+    (
+        "--kv-transfer-config",
+        lambda c: c.kv_transfer_config is not None,
+        "connectors keep addresses of blocks that may have no memory by then",
+    ),
+    (
+        "--kv-offloading-size",
+        lambda c: c.cache_config.kv_offloading_size is not None,
+        "offloading reads blocks after they were freed",
+    ),
+    (
+        "--speculative-config",
+        lambda c: c.speculative_config is not None,
+        "draft models have not been tested with it",
+    ),
+    (
+        "--scheduler-cls",
+        lambda c: c.scheduler_config.scheduler_cls is not None,
+        "a scheduler of your own does not attach the storage",
+    ),
+    (
+        "--enable-sleep-mode",
+        lambda c: c.model_config is not None and c.model_config.enable_sleep_mode,
+        "sleep is not connected to it yet",
+    ),
+    (
+        "--enable-return-routed-experts",
+        lambda c: c.model_config is not None and c.model_config.enable_return_routed_experts,
+        "its buffers grow with the number of addresses, not with memory",
+    ),
+    (
+        "VLLM_USE_V2_MODEL_RUNNER",
+        lambda c: c.model_config is not None and bool(c.use_v2_model_runner),
+        "the second model runner does not allocate through the storage yet; set it to 0",
+    ),
+)
+
+# Spec classes whose blocks are plain attention caches, each block read by its own sequence only.
+_SPECS = frozenset({"FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec"})
+
+
+def check_supported(vllm_config: VllmConfig) -> None:
+    """Raises ValueError for the first option that is refused. Touches no device."""
+    for option, asked_for, reason in _RULES:
+        if asked_for(vllm_config):
+            raise ValueError(
+                f"--kv-storage-backend=kvcached does not work with {option}: {reason}. "
+                "Leave that option out, or use --kv-storage-backend=static."
+            )
+
+
+def check_groups(kv_cache_configs: list[KVCacheConfig]) -> None:
+    """Raises ValueError for a model whose cache is more than attention blocks."""
+    for config in kv_cache_configs:
+        for group in config.kv_cache_groups:
+            for spec in _flat(group.kv_cache_spec):
+                if type(spec).__name__ not in _SPECS:
+                    raise ValueError(
+                        f"--kv-storage-backend=kvcached does not serve models with a "
+                        f"{type(spec).__name__} (layer {group.layer_names[0]}); served are "
+                        f"{', '.join(sorted(_SPECS))}. Use --kv-storage-backend=static."
+                    )
+
+
+def _flat(spec: Any) -> Iterator[Any]:
+    inner = getattr(spec, "kv_cache_specs", None)
+    if inner is None:
+        yield spec
+    else:
+        yield from inner.values()

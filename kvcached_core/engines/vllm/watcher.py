@@ -1,0 +1,41 @@
+"""Wakes an idle engine when a neighbour needs what it holds but does not use."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from kvcached_core.budget import Budget
+
+# A wake that is lost, or a need that time alone brings up, is seen after this long.
+_LOOK_MS = 200
+# While a need stands, the engine is reminded no more often than this.
+_REMIND_S = 0.01
+
+
+class Watcher:
+    """A daemon thread that waits on the record. It decides nothing and changes nothing."""
+
+    def __init__(
+        self, budget: Budget, row: int, page_bytes: int, wakeup: Callable[[], None]
+    ) -> None:
+        self._budget = budget
+        self._row = row
+        self._page_bytes = page_bytes
+        self._wakeup = wakeup
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="kvcached-watcher", daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        seen = self._budget.event()
+        while not self._stopped.is_set():
+            if self._budget.reclaim_target(self._row) >= self._page_bytes:
+                self._wakeup()
+                self._stopped.wait(_REMIND_S)
+            seen = self._budget.wait_event(seen, _LOOK_MS)
+
+    def stop(self) -> None:
+        """Ends the thread, within _LOOK_MS. May be called twice."""
+        self._stopped.set()
+        self._thread.join(timeout=5)

@@ -1,0 +1,144 @@
+"""The half in a worker: the tensors, and the memory behind them step by step.
+
+All methods run in the worker's main thread. Driver calls are made by the rank's background thread;
+this one finds pages mapped before a step and queues them for release after it.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.v1.kv_storage import KVWorkerStorage
+
+from kvcached_core.budget import Budget, Rank, Segment, default_directory, open_host_budget
+from kvcached_core.config import Settings, format_size
+from kvcached_core.engines.vllm.log import logger
+from kvcached_core.engines.vllm.plan import StoragePlan, check_room
+from kvcached_core.engines.vllm.planner import effective_limit
+from kvcached_core.vmm import Arena, HostDriver
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheTensor
+
+# On a CPU a step's work is done when the call returns, so behind a step is the fence.
+
+
+class KvcachedWorkerStorage(KVWorkerStorage):
+    """See the interface."""
+
+    def __init__(self, vllm_config: VllmConfig, settings: Settings, rank: int) -> None:
+        self._vllm_config = vllm_config
+        self._settings = settings
+        self._rank_number = rank
+        self._driver: HostDriver | None = None
+        self._budget: Budget | None = None
+        self._arenas: list[Arena] = []
+        self._rank: Rank | None = None
+        self._plan: StoragePlan | None = None
+        self._retire: list[int] = []
+        self._epoch = 0
+
+    # --- start ---
+
+    def adjust_available_memory(self, num_bytes: int, kv_cache_spec: dict[str, Any]) -> int:
+        settings = self._settings
+        directory = settings.budget_dir or default_directory()
+        self._budget = open_host_budget(settings, directory)
+        capacity = self._budget.capacity
+        model = self._vllm_config.model_config
+        if model.original_max_model_len != -1:
+            need = sum(s.max_memory_usage_bytes(self._vllm_config) for s in kv_cache_spec.values())
+            limit = effective_limit(self._vllm_config, settings, capacity)
+            check_room(need, capacity, limit, settings.headroom, model.max_model_len)
+        given = self._vllm_config.cache_config.kv_cache_memory_bytes
+        return capacity if given is None else min(capacity, given)
+
+    @contextmanager
+    def allocation_scope(self, kv_cache_config: KVCacheConfig) -> Iterator[None]:
+        plan = kv_cache_config.storage_plan
+        assert isinstance(plan, StoragePlan) and self._rank is None and self._budget is not None
+        self._plan = plan
+        self._driver = HostDriver()
+        yield
+        if len(self._arenas) != len(plan.block_bytes):
+            raise RuntimeError(
+                f"the model runner took {len(self._arenas)} KV tensors from the storage, planned "
+                f"were {len(plan.block_bytes)}: some KV tensor would not be elastic"
+            )
+        self._start(plan, self._budget)
+
+    def allocate(self, tensor: KVCacheTensor, device: torch.device) -> torch.Tensor:
+        assert self._plan is not None and self._driver is not None
+        index = len(self._arenas)
+        planned = self._plan.block_bytes[index] * self._plan.num_blocks
+        if tensor.size != planned or device.type != "cpu":
+            raise RuntimeError(
+                f"KV tensor {index} has {tensor.size} bytes on {device}, planned were {planned} "
+                "bytes on cpu"
+            )
+        size = self._plan.extent_bytes[index] * self._plan.num_pages
+        arena = Arena.reserve(self._driver, size)
+        self._arenas.append(arena)
+        return torch.from_dlpack(arena.tensor(0, tensor.size))
+
+    def _start(self, plan: StoragePlan, budget: Budget) -> None:
+        row = budget.join(
+            plan.instance, plan.rank, plan.limit, plan.floor, 0, plan.settings.weight
+        )
+        extents = list(zip(self._arenas, plan.extent_bytes, strict=True))
+        try:
+            self._rank = Rank(
+                Segment.open(plan.segment),
+                plan.rank,
+                budget,
+                plan.device,
+                row,
+                self._driver,
+                extents,
+            )
+        except BaseException:
+            budget.leave(row)
+            raise
+        atexit.register(self.shutdown)
+        logger.info(
+            "KV storage: kvcached, rank %d of engine %s: reserved %s, mapped %s",
+            plan.rank,
+            plan.instance,
+            format_size(sum(arena.size for arena in self._arenas)),
+            format_size(self._rank.mapped_bytes),
+        )
+
+    # --- steps ---
+
+    def begin_step(self, scheduler_output: SchedulerOutput) -> None:
+        update = scheduler_output.kv_storage_update
+        if update is not None and self._rank is not None:
+            if update.epoch <= self._epoch:
+                raise RuntimeError(
+                    f"KV storage update {update.epoch} came after update {self._epoch}"
+                )
+            self._epoch = update.epoch
+            self._retire += update.retire
+            if update.map:
+                self._rank.make_ready(update.map)
+        if scheduler_output.total_num_scheduled_tokens == 0:
+            self.end_step()
+
+    def end_step(self) -> None:
+        if self._retire and self._rank is not None:
+            self._rank.retire(self._retire, self._epoch)
+            self._retire = []
+
+    # --- end ---
+
+    def shutdown(self) -> None:
+        rank, self._rank = self._rank, None
+        if rank is not None:
+            rank.close()
+            atexit.unregister(self.shutdown)

@@ -1,0 +1,89 @@
+"""Small random models, made on the spot: no download, under a second, a few megabytes.
+
+Weights are N(0, 0.02) and norms are 1, so that different prompts get different tokens; an engine's
+own dummy weights are near zero and give the same tokens for almost any prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class TinyLlama:
+    """Shape of the model. KV bytes a token: 2 * layers * kv_heads * head_dim * dtype size."""
+
+    layers: int = 4
+    hidden: int = 256
+    heads: int = 8
+    kv_heads: int = 2
+    head_dim: int = 32
+    max_positions: int = 4096
+    seed: int = 0
+
+    def kv_bytes_per_token(self, dtype_size: int = 4) -> int:
+        """Bytes of keys and values of all layers for one token."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * dtype_size
+
+
+def make_tiny_llama(directory: Path, shape: TinyLlama = TinyLlama()) -> Path:
+    """Writes config, float32 weights and a byte-level tokenizer; returns the directory."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = _byte_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden,
+        intermediate_size=2 * shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.max_positions,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        torch_dtype="float32",
+    )
+    torch.manual_seed(shape.seed)
+    model = LlamaForCausalLM(config).float()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.fill_(1.0) if "norm" in name else weight.normal_(0.0, 0.02)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def _byte_tokenizer():  # type: ignore[no-untyped-def]
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate(["<s>", "</s>", "<unk>", "<pad>", *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        pad_token="<pad>",
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write a small random Llama to a directory.")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--layers", type=int, default=4)
+    arguments = parser.parse_args()
+    shape = TinyLlama(layers=arguments.layers, seed=arguments.seed)
+    print(make_tiny_llama(arguments.directory, shape))
+
+
+if __name__ == "__main__":
+    main()
