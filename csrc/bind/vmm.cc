@@ -1,7 +1,230 @@
+// kvcached_core.vmm in C++: drivers, arenas, their tensors, the probe. Every call that may reach
+// a driver, and the end of every object that owns one, runs without the interpreter lock.
+#include <pybind11/stl.h>
+
+#include <chrono>
+#include <memory>
+#include <utility>
+
 #include "bind/bind.h"
+#include "vmm/arena.h"
+#include "vmm/dlpack.h"
+#include "vmm/faulty_driver.h"
+#include "vmm/machine_memory.h"
+#include "vmm/probe.h"
+#include "vmm/text.h"
+
+namespace py = pybind11;
 
 namespace kvcached {
+namespace {
 
-void bind_vmm(pybind11::module_&) {}
+using namespace vmm;
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+// Runs `work` without the interpreter lock, whether or not this thread has it, also after the
+// interpreter is gone.
+template <class Work>
+void without_gil(Work&& work) {
+  if (Py_IsInitialized() && PyGILState_Check()) {
+    const py::gil_scoped_release released;
+    work();
+  } else {
+    work();
+  }
+}
+
+// A pointer to the same object whose last copy lets it go without the interpreter lock.
+template <class T>
+std::shared_ptr<T> ends_without_gil(std::shared_ptr<T> object) {
+  struct Keeper {
+    std::shared_ptr<T> object;
+    ~Keeper() {
+      without_gil([this] { object.reset(); });
+    }
+  };
+  T* const raw = object.get();
+  auto keeper = std::make_shared<Keeper>();
+  keeper->object = std::move(object);
+  return std::shared_ptr<T>(std::move(keeper), raw);
+}
+
+// The same tensor, whose deleter first lets go of the interpreter lock: the consumer may hold it,
+// and the arena may end with the tensor.
+DLManagedTensor* deleted_without_gil(DLManagedTensor* inner) {
+  auto* outer = new DLManagedTensor;
+  outer->dl_tensor = inner->dl_tensor;
+  outer->manager_ctx = inner;
+  outer->deleter = [](DLManagedTensor* self) {
+    auto* owned = static_cast<DLManagedTensor*>(self->manager_ctx);
+    without_gil([owned] { owned->deleter(owned); });
+    delete self;
+  };
+  return outer;
+}
+
+void delete_unconsumed(PyObject* capsule) {
+  if (!PyCapsule_IsValid(capsule, "dltensor")) return;  // a consumer has renamed it
+  auto* tensor = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
+  tensor->deleter(tensor);
+}
+
+// What Arena.tensor returns: a range to be taken up by any DLPack consumer, any number of times.
+struct TensorView {
+  std::shared_ptr<Arena> arena;
+  Bytes offset;
+  Bytes size;
+
+  std::pair<int, int> device() const {
+    return {arena->driver().dlpack_device_type(), arena->driver().dlpack_device_id()};
+  }
+
+  // The stream is ignored: what is mapped was zeroed before map() returned.
+  py::capsule dlpack(const py::object& /*stream*/, const py::kwargs& options) const {
+    if (options.contains("copy") && py::object(options["copy"]).is(py::bool_(true))) {
+      throw py::buffer_error("an arena's tensor is a view, it cannot be exported as a copy");
+    }
+    if (options.contains("dl_device") && !options["dl_device"].is_none() &&
+        options["dl_device"].cast<std::pair<int, int>>() != device()) {
+      throw py::buffer_error(text("this tensor is on DLPack device (", device().first, ", ",
+                                  device().second, ") and cannot be exported to another"));
+    }
+    DLManagedTensor* tensor = deleted_without_gil(arena->to_dlpack(offset, size));
+    PyObject* capsule = PyCapsule_New(tensor, "dltensor", delete_unconsumed);
+    if (capsule == nullptr) {
+      tensor->deleter(tensor);
+      throw py::error_already_set();
+    }
+    return py::reinterpret_steal<py::capsule>(capsule);
+  }
+};
+
+void* pointer(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
+
+void bind_errors(py::module_& m) {
+  const auto& error = py::register_exception<DriverError>(m, "DriverError", PyExc_RuntimeError);
+  py::register_exception<OutOfMemory>(m, "OutOfMemory", error);
+  py::register_exception<InvalidArgument>(m, "InvalidArgument", error);
+  py::register_exception<Quarantined>(m, "Quarantined", error);
+}
+
+void bind_drivers(py::module_& m) {
+  py::class_<Handle>(m, "Handle")
+      .def(py::init([](std::uint64_t id, Bytes size) { return Handle{id, size}; }), py::arg("id"),
+           py::arg("size"))
+      .def_readonly("id", &Handle::id)
+      .def_readonly("size", &Handle::size)
+      .def("__bool__", [](const Handle& h) { return static_cast<bool>(h); })
+      .def("__repr__", [](const Handle& h) { return text("Handle(", h.id, ", ", h.size, ")"); });
+
+  py::class_<Driver, std::shared_ptr<Driver>>(m, "Driver")
+      .def("name", &Driver::name)
+      .def("granularity", &Driver::granularity)
+      .def("dlpack_device",
+           [](const Driver& d) { return std::pair(d.dlpack_device_type(), d.dlpack_device_id()); })
+      .def("creates_zeroed", &Driver::creates_zeroed)
+      .def(
+          "reserve",
+          [](Driver& d, Bytes size) { return reinterpret_cast<std::uintptr_t>(d.reserve(size)); },
+          py::arg("size"), NoGil())
+      .def(
+          "unreserve",
+          [](Driver& d, std::uintptr_t base, Bytes size) { d.unreserve(pointer(base), size); },
+          py::arg("base"), py::arg("size"), NoGil())
+      .def("create", &Driver::create, py::arg("size"), NoGil())
+      .def("release", &Driver::release, py::arg("handle"), NoGil())
+      .def(
+          "map", [](Driver& d, std::uintptr_t a, Handle handle) { d.map(pointer(a), handle); },
+          py::arg("address"), py::arg("handle"), NoGil())
+      .def(
+          "set_access",
+          [](Driver& d, std::uintptr_t a, Bytes size) { d.set_access(pointer(a), size); },
+          py::arg("address"), py::arg("size"), NoGil())
+      .def(
+          "unmap", [](Driver& d, std::uintptr_t a, Bytes size) { d.unmap(pointer(a), size); },
+          py::arg("address"), py::arg("size"), NoGil())
+      .def(
+          "zero", [](Driver& d, std::uintptr_t a, Bytes size) { d.zero(pointer(a), size); },
+          py::arg("address"), py::arg("size"), NoGil())
+      .def("free_bytes", &Driver::free_bytes, NoGil())
+      .def("held_bytes", &Driver::held_bytes, NoGil());
+
+  m.def(
+      "HostDriver",
+      [](Bytes granularity) { return ends_without_gil(make_host_driver(granularity)); },
+      py::arg("granularity") = 0, NoGil());
+}
+
+void bind_faulty_driver(py::module_& m) {
+  const auto fail_at = [](FaultyDriver& d, const std::string& kind, std::uint64_t n,
+                          const std::string& error) {
+    d.fail_at(call_named(kind), n, fault_named(error));
+  };
+  const auto fail_always = [](FaultyDriver& d, const std::string& kind, const std::string& error) {
+    d.fail_always(call_named(kind), fault_named(error));
+  };
+  const auto delay = [](FaultyDriver& d, const std::string& kind, std::uint32_t microseconds) {
+    d.delay(call_named(kind), std::chrono::microseconds(microseconds));
+  };
+  py::class_<FaultyDriver, Driver, std::shared_ptr<FaultyDriver>>(m, "FaultyDriver")
+      .def(py::init<std::shared_ptr<Driver>>(), py::arg("driver").none(false))
+      .def("fail_at", fail_at, py::arg("kind"), py::arg("n"), py::arg("error") = "error")
+      .def("fail_always", fail_always, py::arg("kind"), py::arg("error") = "error")
+      .def("delay", delay, py::arg("kind"), py::arg("microseconds"))
+      .def("quota", &FaultyDriver::quota, py::arg("bytes"))
+      .def("counts", &FaultyDriver::counts)
+      .def("reset", &FaultyDriver::reset);
+}
+
+void bind_arena(py::module_& m) {
+  py::class_<TensorView>(m, "TensorView")
+      .def("__dlpack__", &TensorView::dlpack, py::arg("stream") = py::none())
+      .def("__dlpack_device__", &TensorView::device);
+
+  py::class_<Arena, std::shared_ptr<Arena>>(m, "Arena")
+      .def_static(
+          "reserve",
+          [](std::shared_ptr<Driver> driver, Bytes size) {
+            return ends_without_gil(Arena::reserve(std::move(driver), size));
+          },
+          py::arg("driver").none(false), py::arg("size"), NoGil())
+      .def_property_readonly(
+          "base", [](const Arena& a) { return reinterpret_cast<std::uintptr_t>(a.base()); })
+      .def_property_readonly("size", &Arena::size)
+      .def_property_readonly("mapped_bytes", &Arena::mapped_bytes)
+      .def_property_readonly("quarantined_bytes", &Arena::quarantined_bytes)
+      .def("map", &Arena::map, py::arg("offset"), py::arg("handle"), py::arg("fresh") = true,
+           NoGil())
+      .def("unmap", &Arena::unmap, py::arg("offset"), NoGil())
+      .def("zero", &Arena::zero, py::arg("offset"), py::arg("size"), NoGil())
+      .def("is_mapped", &Arena::is_mapped, py::arg("offset"), NoGil())
+      .def("release", &Arena::release, NoGil())
+      .def(
+          "tensor",
+          [](std::shared_ptr<Arena> arena, Bytes offset, Bytes size) {
+            arena->check_tensor(offset, size);
+            return TensorView{std::move(arena), offset, size};
+          },
+          py::arg("offset"), py::arg("size"));
+}
+
+}  // namespace
+
+void bind_vmm(py::module_& m) {
+  bind_errors(m);
+  bind_drivers(m);
+  bind_faulty_driver(m);
+  bind_arena(m);
+  m.def(
+      "probe",
+      [](std::uintptr_t address, std::uint64_t size) {
+        return readable_bytes(address, size) == size;
+      },
+      py::arg("address"), py::arg("size"), NoGil());
+  m.def("readable_bytes", &readable_bytes, py::arg("address"), py::arg("size"), NoGil());
+  m.def(
+      "machine_free_bytes", [](const std::string& proc) { return MachineMemory(proc).available(); },
+      py::arg("proc") = "/proc", NoGil());
+}
 
 }  // namespace kvcached

@@ -2,8 +2,12 @@
 //
 // A driver knows nothing of blocks, pages or budgets. Every call is made without the interpreter
 // lock and without any lock that its caller's other threads need. Calls on disjoint ranges and
-// handles may run at the same time. All sizes are bytes and multiples of `granularity()`, all
-// addresses lie on such a multiple; anything else is an InvalidArgument, before any effect.
+// handles may run at the same time. All sizes are bytes, not 0 and multiples of `granularity()`,
+// all addresses lie on such a multiple (but see zero); anything else is an InvalidArgument, before
+// any effect. Fork: a driver remembers its process. In another one every method with an effect
+// raises InvalidArgument and has none, and the destructor does nothing. Lifetime: the destructor
+// gives back every range and all memory that is left; nobody may touch them then. (An Arena keeps
+// its driver alive.)
 #pragma once
 
 #include <cstdint>
@@ -15,7 +19,8 @@ namespace kvcached::vmm {
 
 using Bytes = std::uint64_t;
 
-// One physical allocation: owned by the process that created it, tied to at most one address.
+// One physical allocation: owned by the process that created it, tied to at most one address. Ids
+// are never used twice in a process.
 struct Handle {
   std::uint64_t id = 0;  // 0: none
   Bytes size = 0;
@@ -54,7 +59,8 @@ class Driver {
   // Gives a whole reserved range back. Nothing may be mapped in it.
   virtual void unreserve(void* base, Bytes size) = 0;
 
-  // Takes physical memory now: a later map() does not fail for want of it.
+  // Takes physical memory now: a later map() does not fail for want of it. OutOfMemory where there
+  // is too little.
   virtual Handle create(Bytes size) = 0;
   // Gives it back to the operating system or device before it returns. Must not be mapped.
   virtual void release(Handle handle) = 0;
@@ -63,11 +69,13 @@ class Driver {
 
   // Ties a whole handle to [address, address + handle.size), which must be reserved and unmapped.
   virtual void map(void* address, Handle handle) = 0;
-  // Makes a mapped range readable and writable.
+  // Makes a range of one or more whole mappings readable and writable. (Between map and this, any
+  // access faults.)
   virtual void set_access(void* address, Bytes size) = 0;
   // Unties a range that one map() tied; afterwards any access to it faults. The handle lives on.
   virtual void unmap(void* address, Bytes size) = 0;
-  // Writes zeros to a mapped, accessible range and returns when they are there.
+  // Writes zeros to a mapped, accessible range and returns when they are there. Any bytes will do,
+  // whole granules or not: a page may share a granule with a neighbour that is in use.
   virtual void zero(void* address, Bytes size) = 0;
 
   // Bytes of physical memory that the device or machine could still give out.

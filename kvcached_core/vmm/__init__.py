@@ -1,0 +1,39 @@
+"""Arenas and drivers: stable addresses, and physical memory that comes and goes under them.
+
+The contracts are C++ headers: ``csrc/vmm/driver.h`` (what every driver promises, and the errors)
+and ``csrc/vmm/arena.h`` (one reserved range and what is mapped in it). ``csrc/vmm/faulty_driver.h``
+describes the fault-injecting wrapper. ``probe`` and ``readable_bytes`` tell without a fault what
+can be read; tests use them to prove that unmapped memory cannot.
+"""
+
+from kvcached_core._native import (
+    Arena,
+    Driver,
+    DriverError,
+    FaultyDriver,
+    Handle,
+    HostDriver,
+    InvalidArgument,
+    OutOfMemory,
+    Quarantined,
+    TensorView,
+    machine_free_bytes,
+    probe,
+    readable_bytes,
+)
+
+__all__ = [
+    "Arena",
+    "Driver",
+    "DriverError",
+    "FaultyDriver",
+    "Handle",
+    "HostDriver",
+    "InvalidArgument",
+    "OutOfMemory",
+    "Quarantined",
+    "TensorView",
+    "machine_free_bytes",
+    "probe",
+    "readable_bytes",
+]
