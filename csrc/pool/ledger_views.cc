@@ -1,0 +1,92 @@
+// The ledger's questions that change nothing.
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+
+#include "pool/ledger.h"
+
+namespace kvcached::pool {
+
+BlockState Ledger::state_of(Id block) const {
+  check_block("state_of", block);
+  return state_[at(block)];
+}
+
+PageState Ledger::page_state(Id page) const {
+  check_page("page_state", page);
+  return page_state_[at(page)];
+}
+
+Id Ledger::block_page(Id block) const {
+  check_block("block_page", block);
+  return page_at(block);
+}
+
+Ids Ledger::pages_of(const Ids& blocks) const {
+  Ids out;
+  out.reserve(blocks.size());
+  for (const Id block : blocks) {
+    check_block("pages_of", block);
+    const Id page = page_at(block);
+    if (out.empty() || out.back() != page) out.push_back(page);
+  }
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  return out;
+}
+
+// A page stays the best fit until it is full, so pages leave by_room_ in its own order.
+Ids Ledger::free_ids() const {
+  Ids out;
+  out.reserve(at(available()));
+  for (auto key = by_room_.first(); key >= 0; key = by_room_.next(key + 1)) {
+    const auto page = static_cast<Id>(key % num_pages_);
+    const std::int64_t end = end_of(page);
+    for (auto b = free_.next(begin_of(page)); b >= 0 && b < end; b = free_.next(b + 1)) {
+      out.push_back(static_cast<Id>(b));
+    }
+  }
+  for (Id b = lru_.front(); b != lru_.end(); b = lru_.next(b)) out.push_back(b);
+  return out;
+}
+
+Ids Ledger::victims_for_pages(std::int64_t n_pages) const {
+  if (n_pages < 0) {
+    throw std::invalid_argument("victims_for_pages: n_pages is " + std::to_string(n_pages) +
+                                ", must be >= 0");
+  }
+  const auto n = std::min(n_pages, std::int64_t{cached_only_pages_});
+  if (n == 0) return {};
+  std::vector<std::tuple<Id, std::uint64_t, Id>> pages;  // cached blocks, latest stamp, page
+  pages.reserve(at(cached_only_pages_));
+  for (Id page = 1; page < num_pages_; ++page) {
+    if (used_[at(page)] > 0 || cached_[at(page)] == 0) continue;
+    std::uint64_t latest = 0;
+    for (auto b = begin_of(page); b < end_of(page); ++b) {
+      const auto block = static_cast<Id>(b);
+      if (state_[at(block)] == BlockState::kCached) latest = std::max(latest, lru_.stamp(block));
+    }
+    pages.emplace_back(cached_[at(page)], latest, page);
+  }
+  std::partial_sort(pages.begin(), pages.begin() + n, pages.end());
+  Ids out;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const Id page = std::get<2>(pages[static_cast<std::size_t>(i)]);
+    for (auto b = begin_of(page); b < end_of(page); ++b) {
+      const auto block = static_cast<Id>(b);
+      if (state_[at(block)] == BlockState::kCached) out.push_back(block);
+    }
+  }
+  return out;
+}
+
+Ids Ledger::victims_over_bound(std::int64_t max_pages) const {
+  if (max_pages < 0) {
+    throw std::invalid_argument("victims_over_bound: max_pages is " + std::to_string(max_pages) +
+                                ", must be >= 0");
+  }
+  return victims_for_pages(std::max<std::int64_t>(0, cached_only_pages_ - max_pages));
+}
+
+}  // namespace kvcached::pool

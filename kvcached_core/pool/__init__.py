@@ -1,0 +1,6 @@
+"""The ledger of blocks and pages, and when to grow and shrink: no clock, no driver, no socket."""
+
+from kvcached_core._native import Ledger
+from kvcached_core.pool.policy import GrowthPolicy
+
+__all__ = ["GrowthPolicy", "Ledger"]
