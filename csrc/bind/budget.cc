@@ -1,7 +1,8 @@
 #include "bind/bind.h"
+#include "bind/budget_record.h"
 
 namespace kvcached {
 
-void bind_budget(pybind11::module_&) {}
+void bind_budget(pybind11::module_& m) { bind_budget_record(m); }
 
 }  // namespace kvcached

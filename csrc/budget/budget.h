@@ -13,11 +13,20 @@
 //        - headroom
 // where free = min(capacity - sum(created), device_free), and device_free was sampled by the caller
 // before the lock, with the smaller of sum(created) read before and after.
+//
+// On disk: `<device>.record` is the mapped file and carries the table's flock; `<device>.rows` is
+// empty and carries the row locks. No other code of a process that has joined may open and close
+// `<device>.rows`: the kernel drops a process's record locks when it closes any descriptor of it.
+//
+// Threads: every method may be called from any thread. Fork: in a child, an inherited object can
+// be read; leave() and the destructor do nothing, everything else raises. A child opens its own.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -25,15 +34,31 @@ namespace kvcached::budget {
 
 using Bytes = std::uint64_t;
 
+// A sample that was not taken: as device_free, the capacity alone decides; as created_before,
+// nothing was created between the sample of device_free and the call.
+constexpr Bytes kNotSampled = std::numeric_limits<Bytes>::max();
+
+// What was found, what is allowed, what to do. The record is as before the call.
+class BudgetError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+// open() with another capacity or headroom than that of a record with live rows.
+class CapacityConflict : public BudgetError {
+ public:
+  using BudgetError::BudgetError;
+};
+
 struct RowInfo {
   std::string instance;  // unique name of the engine; replicas are `name/dpN`
   std::uint32_t rank = 0;
-  std::int64_t pid = 0;         // for display only
+  std::int64_t pid = 0;          // for display only
   std::uint64_t start_time = 0;  // for display only
   Bytes limit = 0, floor = 0, claim = 0, lease = 0, created = 0;
   Bytes want = 0;  // bytes asked for and refused, cleared when granted or withdrawn
   std::uint32_t weight = 100;
   bool alive = false;
+  Bytes idle = 0;  // bytes in pages that no request uses
 };
 
 enum class Grant {
@@ -44,31 +69,48 @@ enum class Grant {
 
 class Budget : public std::enable_shared_from_this<Budget> {
  public:
-  // Opens, or makes, the record of `device` ("host:NAME") in `directory` (made 0700; its owner is
-  // checked). `capacity` is used by whoever makes it; a later opener whose capacity differs (and is
-  // not 0) is refused, both numbers named. Raises BudgetError: foreign owner, other version, other
-  // boot id (then it is made anew if no row lives), no space (posix_fallocate, never a SIGBUS).
+  // Opens, or makes, the record of `device` ("host:NAME") in `directory` (made 0700, parents too;
+  // it must be ours and writable by nobody else). Capacity and headroom are set by whoever makes
+  // it, and by a later opener while no row lives; otherwise one that differs is refused with a
+  // CapacityConflict, both numbers named. Capacity 0 takes both from a record that must exist.
+  // Raises BudgetError: foreign owner or mode, other version, other boot id with a live row
+  // (without one it is made anew), no space (posix_fallocate, never a SIGBUS).
   static std::shared_ptr<Budget> open(const std::string& directory, const std::string& device,
                                       Bytes capacity, Bytes headroom);
+  // Leaves the rows whose lease is 0. A row with a lease stays this process's until it dies, for
+  // its memory may still be there.
   virtual ~Budget() = default;
 
   virtual Bytes capacity() const = 0;
   virtual Bytes headroom() const = 0;
 
   // Takes a row for life, reaping dead ones first. Refused (BudgetError with the numbers) when
-  // another live row has the same instance and rank, when floors and claims of all live rows do not
-  // fit the capacity, when floor > limit, or when every row is taken. Returns the row's index.
+  // another live row has the same instance (1 to 64 bytes) and rank, when floors and claims of all
+  // live rows and the headroom do not fit the capacity, when floor > limit, when weight is 0, when
+  // every row is taken, or when the table's lock was not had in 5 s. Returns the row's index.
   virtual int join(const std::string& instance, std::uint32_t rank, Bytes limit, Bytes floor,
                    Bytes claim, std::uint32_t weight) = 0;
+  // Changes the row's terms: a claim is lowered as its bytes are allocated; sleep is floor 0,
+  // waking is asking for it back. kRefused, nothing written, when floors and claims would no
+  // longer fit; lowering both is never refused. A limit below the lease only stops its growth.
+  virtual Grant set_terms(int row, Bytes limit, Bytes floor, Bytes claim,
+                          std::chrono::milliseconds deadline) = 0;
   // Gives the row back; its lease must be 0 (asserted by value). Does nothing in another process.
   virtual void leave(int row) = 0;
 
-  virtual Grant lease(int row, Bytes bytes, Bytes device_free,
-                      std::chrono::milliseconds deadline) = 0;
-  virtual void unlease(int row, Bytes bytes) = 0;         // promised, never created
-  virtual void mark_created(int row, Bytes bytes) = 0;    // after the driver's create
-  virtual void mark_released(int row, Bytes bytes) = 0;   // after the driver's release: created and lease fall
+  // The formula above, under the table's lock. A refusal reaps the dead and tries once more, and
+  // writes nothing; a grant takes `bytes` off the row's want. `created_before` is created(), read
+  // before device_free was sampled: without it, bytes that another rank creates between that
+  // sample and this call are counted by neither.
+  virtual Grant lease(int row, Bytes bytes, Bytes device_free, std::chrono::milliseconds deadline,
+                      Bytes created_before = kNotSampled) = 0;
+  virtual void unlease(int row, Bytes bytes) = 0;       // promised, never created
+  virtual void mark_created(int row, Bytes bytes) = 0;  // after the driver's create
+  // After the driver's release: created and lease fall.
+  virtual void mark_released(int row, Bytes bytes) = 0;
 
+  // Sum of created over all rows. No lock, no system call.
+  virtual Bytes created() const = 0;
   // Advice: bytes that lease() would grant now to this row. No lock, no system call.
   virtual Bytes available(int row, Bytes device_free) const = 0;
   // Advice: as available(), plus what the others hold above their floors and say they could give
@@ -80,19 +122,26 @@ class Budget : public std::enable_shared_from_this<Budget> {
   // Bytes in pages of this row that no request uses (empty or merely cached). Display and advice.
   virtual void set_idle(int row, Bytes bytes) = 0;
   // How much of its lease this row should give back for the others' sake: the live others' wants
-  // less what is grantable to them now, shared among holders by idle bytes above their floors;
-  // never so much that the lease falls under the floor.
-  virtual Bytes reclaim_target(int row) const = 0;
+  // less what is grantable to them now, shared among holders by idle bytes above their floors over
+  // weight; never more than those idle bytes. Where others than members use the device, pass what
+  // its driver calls free, or their use is not seen. No lock.
+  virtual Bytes reclaim_target(int row, Bytes device_free = kNotSampled) const = 0;
 
   // Blocks (futex, interpreter lock released by the binding) until the record's event counter
-  // differs from `seen` or the deadline passes; returns the counter. set_want, mark_released,
-  // leave, unlease and a reap bump it.
-  virtual std::uint32_t wait_event(std::uint32_t seen, std::chrono::milliseconds deadline) const = 0;
+  // differs from `seen`, the deadline passes or a signal arrives; returns the counter. set_want,
+  // set_terms, mark_released, leave, unlease and a reap bump it.
+  virtual std::uint32_t wait_event(std::uint32_t seen,
+                                   std::chrono::milliseconds deadline) const = 0;
   virtual std::uint32_t event() const = 0;
 
-  // Gives the rows of the dead back. Returns how many. Any process may call it.
+  // Gives the rows of the dead back. Returns how many; 0 also when the table's lock was not had in
+  // 100 ms. Any process may call it.
   virtual int reap() = 0;
   virtual std::vector<RowInfo> rows() const = 0;  // the live ones
+
+  // Whether the record's file was removed or replaced by name. Its members go on among
+  // themselves, but who opens now does not meet them.
+  virtual bool detached() const = 0;
 };
 
 }  // namespace kvcached::budget

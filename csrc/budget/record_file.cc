@@ -1,0 +1,215 @@
+#include "budget/record_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+
+#include "budget/lock_table.h"
+
+namespace kvcached::budget {
+namespace {
+
+// Each turn that does not end means that somebody else made or replaced the record meanwhile.
+constexpr int kOpenTurns = 32;
+// NAME_MAX is 255; the temporary name adds the most to it.
+constexpr std::size_t kLongestName = 200;
+
+const std::string& boot_id() {
+  static const std::string id = [] {
+    std::string text;
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> text;
+    if (text.empty() || text.size() >= kBootIdBytes) {
+      throw BudgetError("/proc/sys/kernel/random/boot_id: found '" + text +
+                        "', a boot id is needed. Mount /proc.");
+    }
+    return text;
+  }();
+  return id;
+}
+
+std::string random_hex() {
+  std::uint64_t bits = 0;
+  if (::getrandom(&bits, sizeof(bits), 0) != sizeof(bits)) bits = ::getpid();
+  char text[17];
+  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(bits));
+  return text;
+}
+
+}  // namespace
+
+RecordFile::RecordFile(const std::string& directory, const std::string& device, Bytes capacity,
+                       Bytes headroom)
+    : name_(escape_device(device)), capacity_(capacity), headroom_(headroom) {
+  if (device.empty() || name_.size() > kLongestName) {
+    throw BudgetError("device '" + device + "': a name of 1 to " + std::to_string(kLongestName) +
+                      " characters is needed once it is escaped.");
+  }
+  if (capacity != 0 && headroom >= capacity) {
+    throw BudgetError("device '" + device + "': headroom of " + std::to_string(headroom) +
+                      " bytes leaves nothing of a capacity of " + std::to_string(capacity) +
+                      " bytes. Lower the headroom.");
+  }
+  path_ = directory + "/" + name_ + ".record";
+  directory_ = open_directory(directory);
+  for (int turn = 0; turn < kOpenTurns; ++turn) {
+    if (open_existing()) return;
+  }
+  unmap();
+  throw BudgetError(path_ + ": made and replaced by others " + std::to_string(kOpenTurns) +
+                    " times while it was opened. Start again.");
+}
+
+RecordFile::~RecordFile() { unmap(); }
+
+bool RecordFile::open_existing() {
+  unmap();
+  fd_ = Descriptor(
+      ::openat(directory_.get(), (name_ + ".record").c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  if (fd_.get() < 0) {
+    if (errno != ENOENT) fail(path_, "open", errno, "Use another budget_dir.");
+    make();
+    return false;
+  }
+  try {
+    map();
+    check_layout();
+    if (!open_locks(false)) return false;
+    if (std::strncmp(record_->header.boot_id, boot_id().c_str(), kBootIdBytes) == 0) return true;
+    replace_stale();
+  } catch (...) {
+    unmap();
+    throw;
+  }
+  return false;
+}
+
+void RecordFile::map() {
+  struct stat found;
+  if (::fstat(fd_.get(), &found) != 0) fail(path_, "stat", errno);
+  // Version and magic come first in any version: too short for these is no record at all.
+  Header start{};
+  if (::pread(fd_.get(), &start, sizeof(start), 0) < 16 || start.magic != kMagic) {
+    throw BudgetError(path_ + ": is not a budget record. Remove it or use another budget_dir.");
+  }
+  if (start.version != kVersion) {
+    throw BudgetError(path_ + ": is a record of version " + std::to_string(start.version) +
+                      ", this build reads version " + std::to_string(kVersion) +
+                      ". Use another budget_dir, or stop the engines of the other version and "
+                      "remove the file.");
+  }
+  if (found.st_size != static_cast<off_t>(sizeof(Record))) {
+    throw BudgetError(path_ + ": has " + std::to_string(found.st_size) +
+                      " bytes, a record of version " + std::to_string(kVersion) + " has " +
+                      std::to_string(sizeof(Record)) +
+                      ". Stop the engines that use it and remove it.");
+  }
+  void* at = ::mmap(nullptr, sizeof(Record), PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
+  if (at == MAP_FAILED) fail(path_, "map", errno);
+  record_ = static_cast<Record*>(at);
+}
+
+void RecordFile::unmap() {
+  if (record_ != nullptr) ::munmap(record_, sizeof(Record));
+  record_ = nullptr;
+}
+
+void RecordFile::check_layout() const {
+  if (record_->header.row_count != kRows) {
+    throw BudgetError(path_ + ": has " + std::to_string(record_->header.row_count) +
+                      " rows, this build reads " + std::to_string(kRows) +
+                      ". Stop the engines that use it and remove it.");
+  }
+}
+
+bool RecordFile::open_locks(bool create) {
+  locks_ = RowLocks::open(directory_.get(), name_ + ".rows", path_, create);
+  if (create || (locks_ != nullptr && locks_->inode() == record_->header.rows_inode)) return true;
+  if (detached()) return false;  // a newer record may have newer locks
+  throw BudgetError(
+      path_ + ": the file of its row locks, `" + name_ + ".rows`, was " +
+      (locks_ == nullptr ? "removed" : "replaced") +
+      ", so nobody can tell who lives. Stop the engines that use it and remove both.");
+}
+
+bool RecordFile::detached() const {
+  struct stat named, own;
+  return ::fstat(fd_.get(), &own) != 0 || ::stat(path_.c_str(), &named) != 0 ||
+         named.st_ino != own.st_ino || named.st_dev != own.st_dev;
+}
+
+void RecordFile::replace_stale() {
+  const TableLock lock(fd_.get(), path_, kStartDeadline);
+  if (!lock) throw BudgetError(TableLock::held_message(path_, kStartDeadline));
+  if (detached()) return;
+  for (int row = 0; row < kRows; ++row) {
+    if (record_->rows[row].taken.load() == 0 || !locks_->alive(row)) continue;
+    throw BudgetError(
+        path_ + ": was made in boot " + std::string(record_->header.boot_id) + ", this is boot " +
+        boot_id() + ", yet row " + std::to_string(row) + " ('" + record_->rows[row].instance() +
+        "') lives: the directory is shared between machines. Use a local budget_dir.");
+  }
+  if (capacity_ == 0) {
+    capacity_ = record_->header.capacity.load();
+    headroom_ = record_->header.headroom.load();
+  }
+  const std::string temporary = write_new();
+  if (::renameat(directory_.get(), temporary.c_str(), directory_.get(),
+                 (name_ + ".record").c_str()) != 0) {
+    const int error = errno;
+    ::unlinkat(directory_.get(), temporary.c_str(), 0);
+    fail(path_, "replace", error);
+  }
+}
+
+void RecordFile::make() {
+  if (capacity_ == 0) {
+    throw BudgetError(path_ +
+                      ": there is no record yet and no capacity was given. Start an engine "
+                      "first or name a capacity.");
+  }
+  open_locks(true);
+  const std::string temporary = write_new();
+  const int linked = ::linkat(directory_.get(), temporary.c_str(), directory_.get(),
+                              (name_ + ".record").c_str(), 0);
+  const int error = errno;
+  ::unlinkat(directory_.get(), temporary.c_str(), 0);
+  if (linked != 0 && error != EEXIST) fail(path_, "link", error, "Use another budget_dir.");
+}
+
+std::string RecordFile::write_new() const {
+  auto fresh = std::make_unique<Record>();
+  Header& header = fresh->header;
+  header.magic = kMagic;
+  header.version = kVersion;
+  header.row_count = kRows;
+  header.rows_inode = locks_->inode();
+  std::strncpy(header.boot_id, boot_id().c_str(), kBootIdBytes - 1);
+  header.capacity.store(capacity_);
+  header.headroom.store(headroom_);
+
+  std::string temporary = "." + name_ + "." + random_hex() + ".tmp";
+  const Descriptor fd(
+      ::openat(directory_.get(), temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (fd.get() < 0) fail(path_, "make", errno, "Use another budget_dir.");
+  int error = ::posix_fallocate(fd.get(), 0, sizeof(Record));
+  if (error == 0) {
+    const ssize_t written = ::pwrite(fd.get(), fresh.get(), sizeof(Record), 0);
+    if (written != static_cast<ssize_t>(sizeof(Record))) error = written < 0 ? errno : ENOSPC;
+  }
+  if (error != 0) {
+    ::unlinkat(directory_.get(), temporary.c_str(), 0);
+    fail(path_, "make", error,
+         "It needs " + std::to_string(sizeof(Record)) +
+             " bytes. Free some space there or use another budget_dir.");
+  }
+  return temporary;
+}
+
+}  // namespace kvcached::budget
