@@ -7,8 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from series import store
-from series.apply import unexported
+from series import read_files, unexported
 from upstream import (
     Git,
     Layout,
@@ -39,7 +38,7 @@ def _guard(layout: Layout, made: dict[str, str] | None) -> None:
             f"has {len(dirty)} uncommitted edits ({dirty[0]})",
             "commit and export them, or pass --force to lose them",
         )
-    extra = unexported(git, shown, store.read_files(layout, made.get("version", "")))
+    extra = unexported(git, shown, read_files(layout, made.get("version", "")))
     if extra:
         raise Refusal(
             shown, f"holds unexported patches ({extra[0]})", "export them, or pass --force"

@@ -35,7 +35,7 @@ def check_chain(
                     where,
                     f"{change.path} is {_blob(have)} in the tree, the patch was made on "
                     f"{_blob(change.pre)}",
-                    "rebase the patch in a tree of the pinned release and export (no fuzz is taken)",
+                    "rebase it on a tree of the pinned release and export: no fuzz is taken",
                 )
             state[change.path] = change.post
     return found
@@ -52,7 +52,7 @@ def build_commits(git: Git, patches: list[Patch], layout: Layout, version: str, 
     head = git.text("rev-parse", f"{base}^{{commit}}")
     with tempfile.TemporaryDirectory(prefix="series-") as folder:
         scratch = git.with_env(GIT_INDEX_FILE=str(Path(folder) / "index"))
-        scratch.bytes("read-tree", head)
+        scratch.raw("read-tree", head)
         for patch in patches:
             head = _commit(scratch, patch, found[patch.name], head, layout, version)
     return head
@@ -63,9 +63,7 @@ def _commit(
 ) -> str:
     where = store.where(layout, version, patch.name)
     try:
-        git.bytes(
-            "apply", "--cached", "--unidiff-zero", "--whitespace=nowarn", "-", stdin=patch.diff
-        )
+        git.raw("apply", "--cached", "--unidiff-zero", "--whitespace=nowarn", "-", stdin=patch.diff)
     except GitError as error:
         raise Refusal(
             where, f"does not apply ({error.said})", "export it again from the tree"
@@ -107,9 +105,9 @@ def apply(layout: Layout, pin: Pin, git: Git, force: bool = False) -> int:
                 "export them, or pass --force to lose them",
             )
     head = build_commits(git, patches, layout, pin.version, PRISTINE)
-    git.bytes("reset", "--hard", "--quiet", head)
+    git.raw("reset", "--hard", "--quiet", head)
     if force:
-        git.bytes("clean", "-d", "--force", "--quiet")
+        git.raw("clean", "-d", "--force", "--quiet")
     return len(patches)
 
 

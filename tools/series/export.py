@@ -41,9 +41,9 @@ def commits_since(git: Git, shown: str, base: str, head: str) -> list[str]:
 
 def patch_of(git: Git, commit: str, number: int) -> Patch:
     """One commit as a patch. Its diff is checked to be one that `apply` takes."""
-    message = normalise_message(git.bytes("log", "-1", "--format=%B", commit).decode("utf-8"))
+    message = normalise_message(git.raw("log", "-1", "--format=%B", commit).decode("utf-8"))
     name = file_name(number, message.split("\n", 1)[0])
-    raw = git.bytes("diff-tree", "-r", "--no-commit-id", *DIFF_OPTIONS, f"{commit}^", commit)
+    raw = git.raw("diff-tree", "-r", "--no-commit-id", *DIFF_OPTIONS, f"{commit}^", commit)
     where = f"commit {commit[:12]} ({name})"
     check_message(where, message)
     patch = Patch(name, message, bare_hunks(raw))
@@ -59,11 +59,22 @@ def patches_of(git: Git, shown: str, head: str = "HEAD", base: str = PRISTINE) -
     return [patch_of(git, commit, number) for number, commit in enumerate(commits, 1)]
 
 
-def export(layout: Layout, pin: Pin, git: Git) -> tuple[list[Patch], list[str], list[str]]:
+def export(
+    layout: Layout, pin: Pin, git: Git, force: bool = False
+) -> tuple[list[Patch], list[str], list[str]]:
     """Writes the tree's commits as the series on disk.
 
-    Returns the patches, the names written and the names removed.
+    Returns the patches, the names written and the names removed. A tree without patches does not
+    empty a series that has some, unless `force` says so.
     """
-    patches = patches_of(git, layout.shown(layout.tree))
+    shown = layout.shown(layout.tree)
+    patches = patches_of(git, shown)
+    have = store.read_names(layout, pin.version)
+    if have and not patches and not force:
+        raise Refusal(
+            shown,
+            f"holds no patches, the series has {len(have)}",
+            "run tools/patches.py apply first, or pass --force to empty the series",
+        )
     written, stale = store.write(layout, pin.version, patches)
     return patches, written, stale

@@ -67,7 +67,7 @@ class Git:
     work: Path
     env: Mapping[str, str] = field(default_factory=dict)
 
-    def bytes(self, *args: str, stdin: bytes = b"", allow: tuple[int, ...] = (0,)) -> bytes:
+    def raw(self, *args: str, stdin: bytes = b"", allow: tuple[int, ...] = (0,)) -> bytes:
         """Standard output of one git command; GitError unless it exits with a status in `allow`."""
         options = [part for setting in _CONFIG for part in ("-c", setting)]
         # The ceiling keeps git from finding the repository around the tree when the tree is broken.
@@ -85,7 +85,7 @@ class Git:
         return done.stdout
 
     def text(self, *args: str, stdin: bytes = b"", allow: tuple[int, ...] = (0,)) -> str:
-        return self.bytes(*args, stdin=stdin, allow=allow).decode("utf-8").strip()
+        return self.raw(*args, stdin=stdin, allow=allow).decode("utf-8").strip()
 
     def with_env(self, **extra: str) -> Git:
         return Git(self.work, {**self.env, **extra})

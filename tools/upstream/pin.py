@@ -101,9 +101,9 @@ class _Reader:
 
     def number(self, key: str) -> int:
         value = self.data.pop(key, None)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise self.bad(key, f"is {value!r}, expected a whole number >= 0")
-        return value
+        return int(value)
 
     def take(self, key: str, default: Any) -> Any:
         return self.data.pop(key, default)

@@ -52,25 +52,25 @@ def _unpack(wheel: Path, into: Path) -> None:
 
 def _commit(folder: Path, pin: Pin, variant: Variant) -> None:
     git = Git(folder)
-    git.bytes("init", "--quiet", f"--initial-branch={_BRANCH}", "--template=", ".")
+    git.raw("init", "--quiet", f"--initial-branch={_BRANCH}", "--template=", ".")
     info = folder / ".git" / "info"
     info.mkdir()
     (info / "exclude").write_text("".join(f"{p}\n" for p in _EXCLUDED))
     # Highest precedence: no conversion whatever attributes upstream ships.
     (info / "attributes").write_text("* -text -ident -filter !diff !merge !eol\n")
     for key, value in (("user.name", IDENTITY), ("user.email", EMAIL), ("gc.auto", "0")):
-        git.bytes("config", key, value)
-    git.bytes("add", "--all", ".")
+        git.raw("config", key, value)
+    git.raw("add", "--all", ".")
     message = (
         f"{pin.engine} {pin.version}, pristine\n\npackage: {variant.package}\n"
         f"version: {pin.version}\nvariant: {variant.name}\nsha256: {variant.sha256}\n"
     )
-    git.bytes("commit", "--quiet", "--cleanup=verbatim", "-F", "-", stdin=message.encode())
-    git.bytes("tag", PRISTINE)
+    git.raw("commit", "--quiet", "--cleanup=verbatim", "-F", "-", stdin=message.encode())
+    git.raw("tag", PRISTINE)
 
 
 def materialise(layout: Layout, pin: Pin, variant: Variant, wheel: Path) -> None:
-    """Writes the tree anew. It appears whole or not at all. What was there is removed: ask first."""
+    """Writes the tree anew, whole or not at all. Removes what was there: ask first."""
     layout.home.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".tree-", dir=layout.home) as scratch:
         fresh = Path(scratch) / "tree"
@@ -112,14 +112,14 @@ def open_tree(layout: Layout, pin: Pin) -> Git:
 
 def uncommitted(git: Git) -> list[str]:
     """Paths with edits that no commit holds, new files included."""
-    out = git.bytes("status", "--porcelain", "-z", "--untracked-files=all", "--no-renames")
+    out = git.raw("status", "--porcelain", "-z", "--untracked-files=all", "--no-renames")
     return [entry[3:].decode(errors="replace") for entry in out.split(b"\0") if entry]
 
 
 def blobs(git: Git, commit: str) -> dict[str, tuple[str, str]]:
     """Every file of a commit: path -> (mode, blob id)."""
     found = {}
-    for entry in git.bytes("ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0"):
+    for entry in git.raw("ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0"):
         if entry:
             meta, _, path = entry.partition(b"\t")
             mode, _, blob = meta.decode().split(" ")
