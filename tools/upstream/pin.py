@@ -41,6 +41,8 @@ class Pin:
     budget_added: int
     budget_removed: int
     requires: tuple[str, ...]
+    stamp: str | None
+    """The module that build_wheel.py writes where the series has its folder; names the build."""
     variants: dict[str, Variant]
     path: Path
 
@@ -158,6 +160,9 @@ def load_pin(layout: Layout) -> Pin:
     requires = reader.take("requires", [])
     if not isinstance(requires, list) or not all(isinstance(r, str) for r in requires):
         raise reader.bad("requires", "is not a list of requirements")
+    stamp = reader.take("stamp", None)
+    if stamp is not None and (not isinstance(stamp, str) or not stamp.endswith(".py")):
+        raise reader.bad("stamp", f"is {stamp!r}, expected the path of a Python file, or nothing")
     variants = reader.take("variants", None)
     if not isinstance(variants, dict) or not variants:
         raise reader.bad("variants", "is empty, expected at least one")
@@ -171,6 +176,7 @@ def load_pin(layout: Layout) -> Pin:
         budget_added=budget.number("added"),
         budget_removed=budget.number("removed"),
         requires=tuple(requires),
+        stamp=stamp,
         variants={str(name): _variant(shown, str(name), v) for name, v in variants.items()},
         path=shown,
     )
