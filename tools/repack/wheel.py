@@ -18,7 +18,7 @@ from pathlib import Path
 from packaging.tags import Tag
 from packaging.utils import parse_wheel_filename
 from upstream import Layout, Pin, Refusal, Variant, blob_id
-from wheel.wheelfile import WheelFile
+from wheel.wheelfile import WheelFile  # type: ignore[import-untyped]
 
 from .metadata import identity, metadata, wheel_file
 from .notice import notice
@@ -81,7 +81,7 @@ def _same_base(
 
 
 def _stamp(pin: Pin, variant: Variant, laid: Overlay) -> dict[str, File]:
-    """The module that tells the running engine what it is, where the series has the place for it."""
+    """The module that tells the running engine what it is, if the series has its folder."""
     if pin.stamp is None or pin.stamp.rpartition("/")[0] not in laid.folders:
         return {}
     who = identity(pin, variant)
@@ -182,7 +182,7 @@ def _info(name: str, mode: int) -> zipfile.ZipInfo:
 
 @contextmanager
 def _fixed_date() -> Iterator[None]:
-    """The wheel library dates RECORD by SOURCE_DATE_EPOCH, so that it must be set while it writes."""
+    """The wheel library dates RECORD by SOURCE_DATE_EPOCH: it must be set while it writes."""
     before = os.environ.get("SOURCE_DATE_EPOCH")
     os.environ["SOURCE_DATE_EPOCH"] = before or _EPOCH
     try:

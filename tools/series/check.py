@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from upstream import PRISTINE, Git, Layout, Pin, Refusal, blobs, uncommitted
 
 from . import store
-from .apply import build_commits, check_chain, unexported
+from .apply import build_commits, unexported
 from .budget import check_budget, costs, table
 from .duplicates import WINDOW, Text, find_copies, own_texts
 from .export import patches_of
@@ -55,19 +55,25 @@ class _Checker:
         for patch in self.patches:
             yield lambda p=patch: check_message(self.where(p.name), p.message)  # type: ignore[misc]
 
-    def round_trip(self) -> None:
-        """(b) and (c): applies exactly, and export gives the very same files."""
-        check_chain(self.patches, self.pristine, self.layout, self.pin.version)
+    def applied(self, report: Report) -> None:
+        """(b), (c), (d): applies exactly, export gives the very same files, and they compile."""
         with scratch_repository(self.tree) as scratch:
-            head = build_commits(scratch, self.patches, self.layout, self.pin.version, self.base)
-            again = store.render(patches_of(scratch, "the scratch repository", head, self.base))
-            self._compiles(scratch)
-        todo = f"run tools/patches.py export {self.layout.engine} and commit the result"
+            heads: list[str] = []
+            if report.run(lambda: heads.append(self._build(scratch))):
+                report.run(lambda: self._same_export(scratch, heads[0]))
+                report.run(lambda: self._compiles(scratch))
+
+    def _build(self, scratch: Git) -> str:
+        return build_commits(scratch, self.patches, self.layout, self.pin.version, self.base)
+
+    def _same_export(self, scratch: Git, head: str) -> None:
+        again = store.render(patches_of(scratch, "the scratch repository", head, self.base))
         folder = self.layout.series(self.pin.version)
         have = {path.name: path.read_bytes() for path in folder.glob("*.patch")}
         have |= store.read_files(self.layout, self.pin.version)
         if not self.patches and not have:
             return
+        todo = f"run tools/patches.py export {self.layout.engine} and commit the result"
         for name in sorted(have.keys() | again.keys()):
             if name not in again:
                 raise Refusal(self.where(name), "is in no exported series (stale)", todo)
@@ -78,22 +84,19 @@ class _Checker:
                 raise Refusal(self.where(name), f"is not what export writes (line {at})", todo)
 
     def _compiles(self, scratch: Git) -> None:
-        """(d), patch by patch, so that the one to blame is named."""
+        """Patch by patch, so that the one to blame is named."""
         for patch in self.patches:
             python = [c for c in self.found[patch.name] if c.path.endswith(".py")]
             python = [c for c in python if c.post != NO_BLOB]
-            for change, source in zip(
-                python, read_blobs(scratch, [c.post for c in python]), strict=True
-            ):
+            sources = read_blobs(scratch, [c.post for c in python])
+            for change, source in zip(python, sources, strict=True):
                 try:
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore")
                         compile(source, change.path, "exec", dont_inherit=True)
                 except (SyntaxError, ValueError) as error:
-                    where = self.where(patch.name)
-                    raise Refusal(
-                        where, f"{change.path} does not compile ({error})", "fix it in the tree"
-                    ) from error
+                    what = f"{change.path} does not compile ({error})"
+                    raise Refusal(self.where(patch.name), what, "fix it in the tree") from error
 
     def copies(self) -> None:
         """(e): none of our lines are upstream's."""
@@ -162,8 +165,7 @@ def check(layout: Layout, pin: Pin, tree: Git, static_test: str | None = None) -
         return report
     for reason in checker.reasons():
         report.run(reason)
-    if not report.failures:
-        report.run(checker.round_trip)
+    checker.applied(report)
     report.run(checker.copies)
     report.run(checker.budget)
     if static_test is not None:
