@@ -1,0 +1,39 @@
+"""Patch series: patch files and commits, each made from the other byte for byte."""
+
+from .apply import apply, build_commits, unexported
+from .budget import Cost, costs, table
+from .check import Report, check
+from .export import export, patches_of
+from .patch import FileChange, Patch, changes, file_name, normalise_message, parse
+from .scratch import read_blobs, scratch_repository
+from .show import show
+from .store import read_files, read_names, read_series, render, series_hash, where, write
+
+__all__ = [
+    "Cost",
+    "FileChange",
+    "Patch",
+    "Report",
+    "apply",
+    "build_commits",
+    "changes",
+    "check",
+    "costs",
+    "export",
+    "file_name",
+    "normalise_message",
+    "parse",
+    "patches_of",
+    "read_blobs",
+    "read_files",
+    "read_names",
+    "read_series",
+    "render",
+    "scratch_repository",
+    "series_hash",
+    "show",
+    "table",
+    "unexported",
+    "where",
+    "write",
+]

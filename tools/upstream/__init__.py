@@ -1,0 +1,39 @@
+"""Pinned upstream releases: the pin, its wheel, and the tree made from it."""
+
+from .errors import Refusal
+from .fetch import check_wheel, obtain_wheel, sha256_of
+from .git import Git, GitError
+from .pin import Layout, Pin, Variant, load_pin
+from .tree import (
+    PRISTINE,
+    blob_id,
+    blobs,
+    is_compiled,
+    materialise,
+    open_tree,
+    stamp,
+    uncommitted,
+    verify,
+)
+
+__all__ = [
+    "PRISTINE",
+    "Git",
+    "GitError",
+    "Layout",
+    "Pin",
+    "Refusal",
+    "Variant",
+    "blob_id",
+    "blobs",
+    "check_wheel",
+    "is_compiled",
+    "load_pin",
+    "materialise",
+    "obtain_wheel",
+    "open_tree",
+    "sha256_of",
+    "stamp",
+    "uncommitted",
+    "verify",
+]
