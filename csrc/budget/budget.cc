@@ -164,10 +164,12 @@ int SharedBudget::join(const std::string& instance, std::uint32_t rank, Bytes li
                        Bytes claim, std::uint32_t weight) {
   check_process();
   const std::string who = file_.path() + ": '" + instance + "' rank " + std::to_string(rank);
-  if (instance.empty() || instance.size() > kNameBytes ||
-      instance.find('\0') != std::string::npos) {
+  if (instance.empty() || instance.size() > kNameBytes) {
     throw BudgetError(who + ": a name of " + bytes(instance.size()) + "; allowed are 1 to " +
-                      bytes(kNameBytes) + " without NUL.");
+                      bytes(kNameBytes) + ".");
+  }
+  if (instance.find('\0') != std::string::npos) {
+    throw BudgetError(file_.path() + ": an instance name with a NUL in it; allowed is any other.");
   }
   check_terms(who, limit, floor);
   if (weight == 0) throw BudgetError(who + ": a weight of 0; allowed is 1 or more, 100 is usual.");
