@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
 import io
@@ -127,6 +128,12 @@ class World:
     def git(self) -> Git:
         return Git(self.tree)
 
+    def copy_to(self, root: Path, tree: bool = True) -> World:
+        """A second root like this one; without the materialised tree unless `tree`."""
+        ignore = None if tree else shutil.ignore_patterns("tree")
+        shutil.copytree(self.root, root, symlinks=True, ignore=ignore)
+        return World(root, copy.deepcopy(self.pin))
+
     def save_pin(self) -> None:
         (self.home / "upstream.yaml").write_text(yaml.safe_dump(self.pin, sort_keys=False))
 
@@ -228,9 +235,3 @@ def make_world(root: Path, files: dict[str, bytes] | None = None) -> World:
     }
     world.save_pin()
     return world
-
-
-def copy_of(world: World, root: Path) -> World:
-    """A second root with the same pin, wheels and series, and no tree."""
-    shutil.copytree(world.root, root, ignore=shutil.ignore_patterns("tree"))
-    return World(root, world.pin)
