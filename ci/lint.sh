@@ -1,17 +1,16 @@
 #!/bin/sh
-# Every gate that needs no build. Runs them all, then says which are red; a missing tool is red.
-# Tools come from $KVCACHED_VENV/bin or PATH, at the versions that pyproject.toml pins.
+# lint.sh [GATE...]: every gate that needs no build, or those named. Runs them all, then says which
+# are red and exits with 1. A missing tool is red: tools come from $KVCACHED_VENV/bin or PATH, at the
+# versions that pyproject.toml pins.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 [ -n "${KVCACHED_VENV:-}" ] && PATH="$KVCACHED_VENV/bin:$PATH"
 red=""
 
-gate() { # gate NAME COMMAND...: runs it, remembers a failure
-  name=$1
-  shift
-  if "$@"; then echo "lint: $name: ok"; else
-    echo "lint: $name: RED" >&2
-    red="$red $name"
+gate() { # gate NAME: runs the function gate_NAME, remembers a failure
+  if "gate_$(echo "$1" | tr - _)"; then echo "lint: $1: ok"; else
+    echo "lint: $1: RED" >&2
+    red="$red $1"
   fi
 }
 
@@ -30,23 +29,23 @@ have() { # have TOOL: there, and at the pinned version if one is pinned
   esac
 }
 
-ruff_check() { have ruff && ruff check --quiet .; }
-ruff_format() { have ruff && ruff format --quiet --check .; }
-mypy_core() { have mypy && mypy --strict --no-error-summary --package kvcached_core; }
-mypy_tools() {
+gate_ruff_check() { have ruff && ruff check --quiet .; }
+gate_ruff_format() { have ruff && ruff format --quiet --check .; }
+gate_mypy_core() { have mypy && mypy --strict --no-error-summary --package kvcached_core; }
+gate_mypy_tools() {
   have mypy && MYPYPATH=tools mypy --strict --no-error-summary tools/*.py ci/*.py
 }
-cpp_format() {
+gate_clang_format() {
   have clang-format || return 1
   files=$(find csrc -name '*.cc' -o -name '*.h' | sort)
   [ -n "$files" ] || { echo "lint: csrc holds no C++ files" >&2; return 1; }
   # shellcheck disable=SC2086 # our paths hold no blanks
   clang-format --dry-run -Werror $files
 }
-directions() {
+gate_import_directions() {
   have python3 && python3 ci/import_directions.py .
 }
-paths() { # paths of one machine say nothing to another
+gate_machine_paths() { # paths of one machine say nothing to another
   have git || return 1
   files=$(git ls-files --cached --others --exclude-standard)
   [ -n "$files" ] || { echo "lint: git lists no files" >&2; return 1; }
@@ -55,13 +54,17 @@ paths() { # paths of one machine say nothing to another
   [ -z "$found" ] || { printf '%s\n' "$found" >&2; return 1; }
 }
 
-gate ruff-check ruff_check
-gate ruff-format ruff_format
-gate mypy-core mypy_core
-gate mypy-tools mypy_tools
-gate clang-format cpp_format
-gate import-directions directions
-gate machine-paths paths
+gates="ruff-check ruff-format mypy-core mypy-tools clang-format import-directions machine-paths"
+for name in "$@"; do
+  case " $gates " in
+    *" $name "*) ;;
+    *)
+      echo "lint: no gate '$name'; gates: $gates" >&2
+      exit 2
+      ;;
+  esac
+done
+for name in ${*:-$gates}; do gate "$name"; done
 
 [ -z "$red" ] && exit 0
 echo "lint: red:$red" >&2

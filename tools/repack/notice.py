@@ -9,6 +9,7 @@ from upstream import Pin
 LINE = b"# Modified by kvcached-forks; see NOTICE."
 _BOM = b"\xef\xbb\xbf"
 _CODING = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*[-\w.]+")
+_SILENT = re.compile(rb"^[ \t\f]*(?:#|\r?\n|$)")
 # Files whose language takes our line as a comment.
 COMMENTABLE = (".py", ".pyi")
 
@@ -17,12 +18,13 @@ def mark(source: bytes) -> bytes:
     """The source with our line at its head, behind a shebang and an encoding line if there are."""
     bom = _BOM if source.startswith(_BOM) else b""
     lines = source.removeprefix(bom).splitlines(keepends=True)
-    at = 0
-    if lines and lines[0].startswith(b"#!"):
-        at = 1
-    # Python looks for the encoding in the first two lines only.
-    if any(_CODING.match(line) for line in lines[at:2]):
-        at = next(i for i, line in enumerate(lines[:2]) if i >= at and _CODING.match(line)) + 1
+    at = 1 if lines and lines[0].startswith(b"#!") else 0
+    # Python takes an encoding from the first line, or from the second if the first says nothing.
+    for number, line in enumerate(lines[:2]):
+        if _CODING.match(line):
+            at = number + 1
+        if not _SILENT.match(line):
+            break
     end = b"\r\n" if lines and lines[0].endswith(b"\r\n") else b"\n"
     if at and not lines[at - 1].endswith((b"\n", b"\r")):
         lines[at - 1] += end

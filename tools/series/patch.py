@@ -162,6 +162,8 @@ class _Reader:
         return found
 
     def one_file(self) -> FileChange:
+        if self.peek().startswith(b'diff --git "'):
+            raise self.refuse("a file name that git quotes", "keep to plain ASCII file names")
         head = _DIFF.fullmatch(self.peek())
         if not head or head["old"] != head["new"]:
             raise self.refuse("expected 'diff --git a/PATH b/PATH' with one path")
