@@ -3,8 +3,17 @@
 The record is a file in shared memory, one per device; `Budget` is one process's view of it.
 """
 
-from kvcached_core._native import Budget, BudgetError, CapacityConflict, Grant, RowInfo
+from kvcached_core._native import (
+    Budget,
+    BudgetError,
+    CapacityConflict,
+    Grant,
+    Rank,
+    RowInfo,
+    Segment,
+)
 
+from .instance import create_segment, open_device_budget, remove_segment
 from .record import default_directory, host_capacity, open_host_budget
 
 __all__ = [
@@ -12,8 +21,13 @@ __all__ = [
     "BudgetError",
     "CapacityConflict",
     "Grant",
+    "Rank",
     "RowInfo",
+    "Segment",
+    "create_segment",
     "default_directory",
     "host_capacity",
+    "open_device_budget",
     "open_host_budget",
+    "remove_segment",
 ]

@@ -6,6 +6,8 @@ describes the fault-injecting wrapper. ``probe`` and ``readable_bytes`` tell wit
 can be read; tests use them to prove that unmapped memory cannot.
 """
 
+import mmap
+
 from kvcached_core._native import (
     Arena,
     Driver,
@@ -22,7 +24,11 @@ from kvcached_core._native import (
     readable_bytes,
 )
 
+HOST_GRANULARITY = mmap.PAGESIZE
+"""Bytes of the host driver's smallest physical unit, known without a driver."""
+
 __all__ = [
+    "HOST_GRANULARITY",
     "Arena",
     "Driver",
     "DriverError",

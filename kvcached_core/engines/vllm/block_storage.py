@@ -40,7 +40,7 @@ class KvcachedBlockStorage(KVBlockStorage):
         self._bound = (
             None if settings.prefix_bound is None else settings.prefix_bound // plan.page_bytes
         )
-        self._segment = Segment.open(plan.segment)
+        self._segment = Segment.open(str(plan.segment))
         self._rows = [self._segment.rank_info(rank) for rank in range(plan.num_ranks)]
         self._budget = open_device_budget(plan.budget_dir, plan.device)
         self._epoch = 0

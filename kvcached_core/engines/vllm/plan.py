@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from kvcached_core.config import Settings, format_size
 
@@ -22,9 +23,9 @@ class StoragePlan:
     rank: int
     num_ranks: int
     device: str
-    budget_dir: str
+    budget_dir: Path
     capacity: int
-    segment: str
+    segment: Path
     num_blocks: int
     blocks_per_page: int
     block_bytes: tuple[int, ...]

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvcached_core.budget import (
-    create_segment,
-    default_directory,
-    host_device,
-    open_host_budget,
-)
+from kvcached_core.budget import create_segment, default_directory, open_host_budget
 from kvcached_core.config import Settings
 from kvcached_core.engines.vllm.plan import (
     StoragePlan,
@@ -17,7 +13,7 @@ from kvcached_core.engines.vllm.plan import (
     choose_blocks_per_page,
     pages_for_blocks,
 )
-from kvcached_core.vmm import host_granularity
+from kvcached_core.vmm import HOST_GRANULARITY
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -28,11 +24,13 @@ def make_plans(
     vllm_config: VllmConfig, settings: Settings, configs: list[KVCacheConfig]
 ) -> list[StoragePlan]:
     """One plan a worker; makes the instance's segment. Raises ValueError, BudgetError."""
-    directory = settings.budget_dir or default_directory()
-    capacity = open_host_budget(settings, directory).capacity
+    directory = directory_of(settings)
+    capacity = open_host_budget(
+        directory, settings.budget, settings.capacity, settings.headroom
+    ).capacity()
     limit = effective_limit(vllm_config, settings, capacity)
     sizes = [block_bytes(config) for config in configs]
-    per_page = choose_blocks_per_page(sizes, settings.page_size, host_granularity())
+    per_page = choose_blocks_per_page(sizes, settings.page_size, HOST_GRANULARITY)
     need = pages_for_blocks(request_blocks(vllm_config, configs[0]), per_page)
     num_blocks = configs[0].num_blocks
     name = instance_name(vllm_config, settings)
@@ -54,7 +52,7 @@ def make_plans(
                 instance=name,
                 rank=rank,
                 num_ranks=len(configs),
-                device=host_device(settings),
+                device=f"host:{settings.budget}",
                 budget_dir=directory,
                 capacity=capacity,
                 segment=segment,
@@ -66,6 +64,11 @@ def make_plans(
             )
         )
     return plans
+
+
+def directory_of(settings: Settings) -> Path:
+    """Where the records lie that this engine shares with others."""
+    return default_directory() if settings.budget_dir is None else Path(settings.budget_dir)
 
 
 def effective_limit(vllm_config: VllmConfig, settings: Settings, capacity: int) -> int:

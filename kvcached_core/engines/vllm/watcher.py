@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from kvcached_core.budget import Budget
+from kvcached_core.budget import Budget, BudgetError
 
 # A wake that is lost, or a need that time alone brings up, is seen after this long.
 _LOOK_MS = 200
@@ -30,10 +30,13 @@ class Watcher:
     def _watch(self) -> None:
         seen = self._budget.event()
         while not self._stopped.is_set():
-            if self._budget.reclaim_target(self._row) >= self._page_bytes:
-                self._wakeup()
-                self._stopped.wait(_REMIND_S)
-            seen = self._budget.wait_event(seen, _LOOK_MS)
+            try:
+                if self._budget.reclaim_target(self._row) >= self._page_bytes:
+                    self._wakeup()
+                    self._stopped.wait(_REMIND_S)
+                seen = self._budget.wait_event(seen, _LOOK_MS)
+            except BudgetError:
+                return  # the rank has left: the engine is going down
 
     def stop(self) -> None:
         """Ends the thread, within _LOOK_MS. May be called twice."""

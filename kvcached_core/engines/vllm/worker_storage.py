@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.v1.kv_storage import KVWorkerStorage
 
-from kvcached_core.budget import Budget, Rank, Segment, default_directory, open_host_budget
+from kvcached_core.budget import Budget, Rank, Segment, open_host_budget
 from kvcached_core.config import Settings, format_size
 from kvcached_core.engines.vllm.log import logger
 from kvcached_core.engines.vllm.plan import StoragePlan, check_room
-from kvcached_core.engines.vllm.planner import effective_limit
+from kvcached_core.engines.vllm.planner import directory_of, effective_limit
 from kvcached_core.vmm import Arena, HostDriver
 
 if TYPE_CHECKING:
@@ -48,9 +48,10 @@ class KvcachedWorkerStorage(KVWorkerStorage):
 
     def adjust_available_memory(self, num_bytes: int, kv_cache_spec: dict[str, Any]) -> int:
         settings = self._settings
-        directory = settings.budget_dir or default_directory()
-        self._budget = open_host_budget(settings, directory)
-        capacity = self._budget.capacity
+        self._budget = open_host_budget(
+            directory_of(settings), settings.budget, settings.capacity, settings.headroom
+        )
+        capacity = self._budget.capacity()
         model = self._vllm_config.model_config
         if model.original_max_model_len != -1:
             need = sum(s.max_memory_usage_bytes(self._vllm_config) for s in kv_cache_spec.values())
@@ -94,7 +95,7 @@ class KvcachedWorkerStorage(KVWorkerStorage):
         extents = list(zip(self._arenas, plan.extent_bytes, strict=True))
         try:
             self._rank = Rank(
-                Segment.open(plan.segment),
+                Segment.open(str(plan.segment)),
                 plan.rank,
                 budget,
                 plan.device,
