@@ -78,6 +78,13 @@ class LedgerMachine(RuleBasedStateMachine):
         (self.ledger.push_free if state == "free" else self.ledger.push_cached)(ids)
         self.model.push(ids, state)
 
+    @rule(data=st.data())
+    def drain(self, data: st.DataObject) -> None:
+        """Every request ends: what makes pages that are merely cached, in any order of use."""
+        ids = data.draw(st.permutations(self.model.in_state("used")))
+        self.ledger.push_cached(ids)
+        self.model.push(ids, "cached")
+
     @rule(data=st.data(), push=st.sampled_from(["push_free", "push_cached"]))
     def push_with_one_too_many(self, data: st.DataObject, push: str) -> None:
         """Legal up to an id that is not used, or is named twice: all of it is refused."""
@@ -94,6 +101,14 @@ class LedgerMachine(RuleBasedStateMachine):
         )
         self.ledger.take(block)
         self.model.take(block)
+
+    @rule(data=st.data())
+    def take_what_may_not_be(self, data: st.DataObject) -> None:
+        legal = self.model.in_state("cached") + self.model.in_state("free")
+        with pytest.raises(ValueError, match="take: block"):
+            self.ledger.take(
+                data.draw(st.sampled_from(sorted(set(self.model.blocks) - set(legal))))
+            )
 
     @rule(data=st.data())
     def uncache(self, data: st.DataObject) -> None:
@@ -184,6 +199,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert ledger.free_ids()[ledger.num_free() :] == model.lru
         assert sorted(ledger.free_ids()[: ledger.num_free()]) == model.in_state("free")
         over = len(model.cached_only_pages()) - 1
+        assert ledger.victims_for_pages(len(model.pages)) == model.victims(len(model.pages))
         assert ledger.victims_over_bound(1) == model.victims(max(0, over))
 
 
