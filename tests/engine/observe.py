@@ -109,6 +109,7 @@ class Inside:
             storage.ledger.check_integrity()
             worker = core(llm).model_executor.driver_worker.worker.kv_storage
             report["rank"] = worker._rank.counters()
+            report["pages"] = worker._plan.num_pages
             report["readable"] = readable_pages(worker)
             report["mapped"] = worker._rank.mapped_bytes // worker._rank.page_bytes
         return report

@@ -1,6 +1,6 @@
 """Runs one engine over the workload in a process of its own and writes what happened as JSON.
 
-    python -m tests.engine.runner JOB.json RESULT.json
+    python tests/engine/runner.py JOB.json RESULT.json   (with tests/ on PYTHONPATH)
 
 The job: ``model``; ``engine``, arguments of LLM beside those below; ``count`` of requests;
 ``inside``, whether to record what the in-process shape (``VLLM_ENABLE_V1_MULTIPROCESSING=0``) shows;
@@ -10,13 +10,14 @@ prefix cache at the end.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from tests.engine import observe, workload
+from engine import observe, workload
 
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
@@ -39,6 +40,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     began = time.monotonic()
     llm = LLM(job["model"], **{**ENGINE, **job.get("engine", {})})
     result: dict[str, Any] = {"start_seconds": time.monotonic() - began}
+    result["fork"] = importlib.util.find_spec("vllm.v1.kv_storage") is not None
     result["compute_hash"] = llm.llm_engine.vllm_config.compute_hash()
     if mutant is not None:
         mutant.arm(llm)
