@@ -140,8 +140,9 @@ void Rank::serve_wish() {
 }
 
 Grant Rank::lease() {
+  const Bytes created = budget_->created();
   const Bytes free = driver_->free_bytes();
-  return budget_->lease(row_, page_bytes_, free, kLeaseDeadline);
+  return budget_->lease(row_, page_bytes_, free, kLeaseDeadline, created);
 }
 
 bool Rank::acquire(std::int32_t page) {

@@ -9,6 +9,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,10 +78,19 @@ def peer(directory: Path, device: str = "", capacity: int = 0, headroom: int = 0
         other.kill()
 
 
+def wait_for(path: Path) -> str:
+    """The text of a file that another process is about to write."""
+    end = time.monotonic() + PATIENCE_S
+    while not path.exists():
+        assert time.monotonic() < end, f"nobody wrote {path}"
+        time.sleep(0.01)
+    return path.read_text()
+
+
 @contextmanager
-def table_locked(record: Path) -> Iterator[None]:
+def table_locked(record: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
     with record.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, how)
         yield
         fcntl.flock(file, fcntl.LOCK_UN)
 

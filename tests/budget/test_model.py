@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
+    MultipleResults,
     RuleBasedStateMachine,
     consumes,
     invariant,
@@ -20,6 +21,9 @@ from kvcached_core.budget import Budget, BudgetError, Grant
 CAPACITY, HEADROOM = 100, 7
 BYTES = st.integers(0, 40)
 OBJECTS = 3
+
+
+Target = MultipleResults[tuple[int, int]] | tuple[int, int]
 
 
 @dataclass
@@ -59,7 +63,7 @@ class BudgetMachine(RuleBasedStateMachine):
         return others + floor + claim <= CAPACITY - HEADROOM
 
     @rule(target=members, which=st.integers(0, OBJECTS - 1), limit=BYTES, floor=BYTES, claim=BYTES)
-    def join(self, which: int, limit: int, floor: int, claim: int) -> object:
+    def join(self, which: int, limit: int, floor: int, claim: int) -> "Target":
         self.names += 1
         if floor > limit or not self.fits(floor, claim):
             with pytest.raises(BudgetError):
@@ -136,7 +140,7 @@ class BudgetMachine(RuleBasedStateMachine):
             assert granted == Grant.REFUSED
 
     @rule(target=members, member=consumes(members))
-    def leave(self, member: tuple[int, int]) -> object:
+    def leave(self, member: tuple[int, int]) -> "Target":
         which, row = member
         if self.model[row].lease:
             with pytest.raises(BudgetError):

@@ -1,5 +1,6 @@
 """Several processes on one record: death, fork, races, waiting."""
 
+import fcntl
 import os
 import random
 import threading
@@ -19,6 +20,7 @@ from budget_peer import (
     peer,
     row_bytes,
     table_locked,
+    wait_for,
 )
 from budget_worker import CAPACITY, CHURN_DEVICE, HEADROOM
 
@@ -35,9 +37,10 @@ def test_churn_under_kill(tmp_path: Path) -> None:
     record = tmp_path / "host%3Achurn.record"
     rng = random.Random(7)
     budget = Budget.open(str(tmp_path), CHURN_DEVICE, CAPACITY, HEADROOM)
-    seed, highest, workers = 0, 0, []
+    seed, highest = 0, 0
+    workers: list[Peer] = []
     try:
-        for _ in range(14):
+        for _ in range(10):
             while len(workers) < 3:
                 seed += 1
                 workers.append(Peer("churn", str(tmp_path), str(seed)))
@@ -186,6 +189,14 @@ def test_a_living_child_does_not_keep_its_parents_row(tmp_path: Path) -> None:
         os.kill(child, 9)
 
 
+def test_an_orphan_sees_that_its_parent_is_dead(tmp_path: Path) -> None:
+    answer = tmp_path / "answer"
+    with peer(tmp_path, DEVICE, CAPACITY) as other:
+        other.do(f"budget.join('parent', 0, {CAPACITY})")
+        other.do(f"fork_reaper({str(tmp_path)!r}, {DEVICE!r}, {str(answer)!r})")
+    assert wait_for(answer) == "0 alive, 1 reaped"
+
+
 def test_a_child_has_no_copy_of_the_tables_lock(tmp_path: Path) -> None:
     with peer(tmp_path, DEVICE, CAPACITY) as other:
         other.do(f"budget.join('parent', 0, {CAPACITY})")
@@ -252,6 +263,31 @@ def test_a_locked_table_is_a_miss(tmp_path: Path) -> None:
     assert budget.lease(row, 1, PLENTY, 1000) == Grant.GRANTED
 
 
+def test_a_reader_of_the_table_excludes_writers(tmp_path: Path) -> None:
+    budget = open_here(tmp_path)
+    row = budget.join("here", 0, CAPACITY)
+    with table_locked(tmp_path / "host%3Atest.record", fcntl.LOCK_SH):
+        assert budget.lease(row, 1, PLENTY, 20) == Grant.MISSED
+
+
+def test_bytes_created_while_a_lease_waits_are_counted(tmp_path: Path) -> None:
+    budget = open_here(tmp_path)
+    row, other = (budget.join(name, 0, CAPACITY) for name in ("waits", "creates"))
+    assert budget.lease(other, 100, PLENTY, 1000) == Grant.GRANTED
+    grants = []
+    waiting = threading.Thread(
+        target=lambda: grants.append(budget.lease(row, 200, 300, 30_000)),
+    )
+    with table_locked(tmp_path / "host%3Atest.record"):
+        waiting.start()
+        time.sleep(0.2)  # so that it waits for the lock
+        budget.mark_created(other, 100)
+    waiting.join()
+    # 300 were free on the device before: 100 of them are taken now, 40 are headroom.
+    assert grants == [Grant.REFUSED]
+    assert budget.lease(row, 160, 300, 1000, 0) == Grant.GRANTED
+
+
 def test_a_lock_holder_that_dies_frees_the_table(tmp_path: Path) -> None:
     budget = open_here(tmp_path)
     row = budget.join("here", 0, CAPACITY)
@@ -269,15 +305,15 @@ def test_a_lock_holder_that_dies_frees_the_table(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_waiter_is_woken_from_another_process(tmp_path: Path, act: str) -> None:
     budget = open_here(tmp_path)
-    space = {"budget": budget, "row": budget.join("a", 0, CAPACITY), "idle": budget.join("b", 0, 9)}
-    assert budget.lease(space["row"], 10, PLENTY, 1000) == Grant.GRANTED
-    budget.mark_created(space["row"], 5)
+    row, idle = budget.join("a", 0, CAPACITY), budget.join("b", 0, 9)
+    assert budget.lease(row, 10, PLENTY, 1000) == Grant.GRANTED
+    budget.mark_created(row, 5)
     with peer(tmp_path, DEVICE) as other:
         seen = budget.event()
         assert other.do(f"budget.wait_event({seen}, 10)") == str(seen)
         other.send(f"budget.wait_event({seen}, 10**9)")
         time.sleep(0.1)  # so that it really sleeps in the kernel
-        eval(f"budget.{act}", dict(space))
+        eval(f"budget.{act}", {"budget": budget, "row": row, "idle": idle})
         assert int(other.reply()) > seen
 
 

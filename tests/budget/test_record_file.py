@@ -237,7 +237,7 @@ def test_no_space_is_an_error(tmp_path: Path, way: str, message: str) -> None:
 def test_default_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert default_directory() == Path("/dev/shm") / f"kvcached-{os.geteuid()}"
     monkeypatch.setattr(record, "_SHM", tmp_path / "none")
-    monkeypatch.setattr(record.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     assert default_directory() == tmp_path / f"kvcached-{os.geteuid()}"
 
 

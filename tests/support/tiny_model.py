@@ -1,7 +1,8 @@
 """Small random models, made on the spot: no download, under a second, a few megabytes.
 
-Weights are N(0, 0.02) and norms are 1, so that different prompts get different tokens; an engine's
-own dummy weights are near zero and give the same tokens for almost any prompt.
+Weights are N(0, 0.02) and norms are 1; an engine's own dummy weights are near zero and give the
+same tokens for almost any prompt. Queries and keys are N(0, 0.1), which makes attention peaked: with
+flat attention every step sees the mean of the context and repeats its token.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def make_tiny_llama(directory: Path, shape: TinyLlama = TinyLlama()) -> Path:
     model = LlamaForCausalLM(config).float()
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            weight.fill_(1.0) if "norm" in name else weight.normal_(0.0, 0.02)
+            peaked = "q_proj" in name or "k_proj" in name
+            weight.fill_(1.0) if "norm" in name else weight.normal_(0.0, 0.1 if peaked else 0.02)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory

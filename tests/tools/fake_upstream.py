@@ -69,7 +69,8 @@ FILES: dict[str, bytes] = {
     "fakeengine/__init__.py": b'from .core import schedule\n\n__version__ = "1.0"\n',
     "fakeengine/core.py": ENGINE.encode(),
     "fakeengine/cli.py": b'#!/usr/bin/env python3\n# -*- coding: utf-8 -*-\n"""CLI."""\n\n\n'
-    b'def main():\n    print("fake")\n',
+    b"def main():\n    import importlib.metadata\n\n"
+    b'    print("fake", importlib.metadata.version("fake-upstream"))\n',
     "fakeengine/table.json": b'{"a": 1}\n',
     "fakeengine/native.so": bytes(range(256)) * 8,
     f"{INFO}/METADATA": METADATA.encode(),
@@ -223,6 +224,7 @@ def make_world(root: Path, files: dict[str, bytes] | None = None) -> World:
                 "size": world.wheel.stat().st_size,
                 "sha256": sha256(world.wheel),
                 "replace": {"torch": "torch==2.0", "torchvision": None},
+                "lookups": {"fakeengine/cli.py": "fake-upstream"},
             },
             "cuda": {
                 "package": "fake-gpu",

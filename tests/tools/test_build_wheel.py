@@ -80,7 +80,7 @@ def test_files_are_upstreams_with_the_series_over_them(
     assert built.read("fakeengine/core.py") == LINE + core
     kv = (patched.tree / "fakeengine/kv/__init__.py").read_bytes()
     assert built.read("fakeengine/kv/__init__.py") == kv
-    for name in ("fakeengine/cli.py", "fakeengine/native.so", "fakeengine/table.json"):
+    for name in ("fakeengine/__init__.py", "fakeengine/native.so", "fakeengine/table.json"):
         assert built.read(name) == FILES[name]
     assert built.getinfo("fakeengine/native.so").external_attr >> 16 == 0o100755
     assert built.getinfo("fakeengine/core.py").external_attr >> 16 == 0o100644
@@ -114,17 +114,17 @@ def test_licence_is_kept_and_changes_are_declared(
 ) -> None:
     assert built.read(f"{INFO}/licenses/LICENSE") == b"The licence.\n"
     notice = built.read(f"{INFO}/licenses/NOTICE").decode()
-    assert "Files changed:\n  fakeengine/core.py\n" in notice
+    assert "Files changed:\n  fakeengine/cli.py\n  fakeengine/core.py\n" in notice
     assert "Files added:\n  fakeengine/kv/__init__.py\n  fakeengine/kv/_series.py\n" in notice
-    patched.git.raw("rm", "--quiet", "fakeengine/cli.py")
+    patched.git.raw("rm", "--quiet", "fakeengine/__init__.py")
     patched.edit("fakeengine/table.json", "1", "2")
     patched.commit("Remove it\n\nWhy.\n\nGoes-away-when: never\n")
     patched.run("patches", "export", "fake")
     with zipfile.ZipFile(build(patched, tmp_path / "again")) as archive:
         notice = archive.read(f"{INFO}/licenses/NOTICE").decode()
-        assert "Files removed:\n  fakeengine/cli.py\n" in notice
+        assert "Files removed:\n  fakeengine/__init__.py\n" in notice
         assert "  fakeengine/table.json\n" in notice
-        assert "fakeengine/cli.py" not in archive.namelist()
+        assert "fakeengine/__init__.py" not in archive.namelist()
         assert archive.read("fakeengine/table.json") == b'{"a": 2}\n'
 
 
@@ -176,6 +176,21 @@ def test_variant_with_another_base_is_refused(patched: World, tmp_path: Path) ->
     assert not list(tmp_path.glob("*.whl"))
 
 
+def test_upstream_finds_itself_under_our_name(built: zipfile.ZipFile) -> None:
+    shebang, coding, rest = FILES["fakeengine/cli.py"].split(b"\n", 2)
+    renamed = rest.replace(b'version("fake-upstream")', b'version("kvcached-fake-cpu")')
+    assert renamed != rest
+    assert built.read("fakeengine/cli.py") == b"\n".join([shebang, coding, LINE + renamed])
+
+
+def test_lookup_that_is_gone_is_refused(patched: World, tmp_path: Path) -> None:
+    patched.pin["variants"]["cpu"]["lookups"] = {"fakeengine/core.py": "fake-upstream"}
+    patched.save_pin()
+    args = ("fake", "--variant", "cpu", "--out", str(tmp_path))
+    line = patched.refused("build_wheel", *args)
+    assert "fakeengine/core.py: asks 0 times for the distribution 'fake-upstream'" in line
+
+
 def test_replacement_without_its_requirement_is_refused(patched: World, tmp_path: Path) -> None:
     patched.pin["variants"]["cpu"]["replace"]["jax"] = None
     patched.save_pin()
@@ -201,7 +216,7 @@ def test_installs_in_a_fresh_environment(patched: World, tmp_path: Path) -> None
     run = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True)
     assert run.stdout.startswith("1.0.post1 ")
     script = subprocess.run([home / "bin" / "fakecli"], check=True, capture_output=True, text=True)
-    assert script.stdout == "fake\n"
+    assert script.stdout == "fake 1.0.post1\n"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from fake_upstream import FILES, World, make_world
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from series import file_name
 
 MESSAGE = "Change {}\n\nBecause.\n\nGoes-away-when: never\n"
 HOSTILE = """
@@ -250,6 +251,18 @@ def test_tools_want_a_tree_of_the_pinned_release(patched: World) -> None:
     patched.pin["version"] = "2.0"
     patched.save_pin()
     assert "made from 1.0" in patched.refused("patches", "apply", "fake")
+
+
+def test_tools_want_a_tree_that_vendor_made(patched: World) -> None:
+    patched.git.raw("tag", "--force", "pristine", "HEAD^")
+    assert "was not made by tools/vendor.py" in patched.refused("patches", "export", "fake")
+
+
+def test_names_are_cut_at_a_word() -> None:
+    subject = "kv storage: the first runner's KV tensors come from the backend"
+    assert file_name(3, subject) == "0003-kv-storage-the-first-runner-s-kv-tensors-come-from.patch"
+    assert file_name(12, "x" * 80) == f"0012-{'x' * 52}.patch"
+    assert file_name(1, "\u00e9!") == "0001-patch.patch"
 
 
 def test_tools_want_a_tree(world: World) -> None:

@@ -2,7 +2,7 @@
 
 from .metadata import Identity, identity, metadata, our_version, wheel_file
 from .notice import LINE, mark, notice
-from .overlay import Overlay, overlay
+from .overlay import Overlay, overlay, rename_lookups
 from .wheel import build
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "notice",
     "our_version",
     "overlay",
+    "rename_lookups",
     "wheel_file",
 ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+import zipfile
+from dataclasses import dataclass, replace
 
 from series import build_commits, read_blobs, read_files, read_series, scratch_repository
 from series import series_hash as hash_of
-from upstream import PRISTINE, Git, Layout, Pin, blobs
+from upstream import PRISTINE, Git, Layout, Pin, Refusal, Variant, blob_id, blobs
 
 from .notice import COMMENTABLE, mark
 
@@ -56,6 +58,29 @@ def overlay(layout: Layout, pin: Pin, tree: Git) -> Overlay:
         pristine={name: before[name][1] for name in touched},
         folders=frozenset(part for name in after for part in _parents(name)),
     )
+
+
+def rename_lookups(laid: Overlay, source: zipfile.ZipFile, variant: Variant) -> Overlay:
+    """Lets upstream's code find itself under our name.
+
+    In each file of `variant.lookups`, the one `version("NAME")` or `metadata("NAME")` asks for our
+    distribution instead. Refused where it is not exactly one: upstream has changed.
+    """
+    files, pristine = dict(laid.files), dict(laid.pristine)
+    for name, asked in variant.lookups.items():
+        call = re.compile(rb'\b(version|metadata)\("' + re.escape(asked.encode()) + rb'"\)')
+        upstream = source.read(name) if name in source.namelist() else b""
+        mode, content = files.get(name, (0o644, mark(upstream)))
+        content, count = call.subn(rb'\1("%s")' % variant.distribution.encode(), content)
+        if count != 1:
+            raise Refusal(
+                name,
+                f"asks {count} times for the distribution {asked!r}, expected once",
+                "correct `lookups` in the pin",
+            )
+        files[name] = (mode, content)
+        pristine.setdefault(name, blob_id(upstream))
+    return replace(laid, files=files, pristine=pristine)
 
 
 def _parents(name: str) -> list[str]:

@@ -22,7 +22,7 @@ from wheel.wheelfile import WheelFile  # type: ignore[import-untyped]
 
 from .metadata import identity, metadata, wheel_file
 from .notice import notice
-from .overlay import Overlay
+from .overlay import Overlay, rename_lookups
 
 # The earliest date that a zip archive can hold; SOURCE_DATE_EPOCH replaces it.
 _EPOCH = "315532800"
@@ -49,6 +49,7 @@ def build(
         names = sorted(i.filename for i in source.infolist() if not i.is_dir())
         old = _dist_info(variant.file, names)
         _same_base(layout, variant, source, names, laid)
+        laid = rename_lookups(laid, source, variant)
         fresh = _dist_files(source, old, pin, variant, laid, tags)
         _write(part, source, _plan(names, old, who.stem, laid, _stamp(pin, variant, laid)), fresh)
         part.replace(target)

@@ -27,6 +27,7 @@ _INDEX = re.compile(rb"index (?P<pre>[0-9a-f]+)\.\.(?P<post>[0-9a-f]+)(?: [0-7]+
 _HUNK = re.compile(rb"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@(?P<rest>.*)", re.DOTALL)
 _HEADERS = (b"new file mode ", b"deleted file mode ", b"old mode ", b"new mode ", b"--- ", b"+++ ")
 NO_BLOB = "0" * 40
+_SLUG = 52
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,10 @@ def normalise_message(raw: str) -> str:
 
 
 def file_name(number: int, subject: str) -> str:
-    """NNNN-slug.patch; the slug is cut so that names stay readable in a listing."""
-    slug = re.sub(r"[^a-z0-9]+", "-", subject.lower()).strip("-")[:52].rstrip("-")
+    """NNNN-slug.patch; long subjects are cut at a word, so that a listing stays readable."""
+    slug = re.sub(r"[^a-z0-9]+", "-", subject.lower()).strip("-")
+    if len(slug) > _SLUG:
+        slug = slug[: _SLUG + 1].rpartition("-")[0] or slug[:_SLUG]
     return f"{number:04d}-{slug or 'patch'}.patch"
 
 

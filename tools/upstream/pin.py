@@ -27,6 +27,8 @@ class Variant:
     distribution: str
     replace: dict[str, str | None]
     """Requirement of upstream's, by normalised project name -> what we ask for; None drops it."""
+    lookups: dict[str, str]
+    """Files that ask for upstream's distribution by name -> that name; ours stands in our wheel."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,11 @@ def _variant(path: Path, name: str, data: Any) -> Variant:
         isinstance(k, str) and (v is None or isinstance(v, str)) for k, v in replace.items()
     ):
         raise reader.bad("replace", "is not a table of project name: requirement or null")
+    lookups = reader.take("lookups", {})
+    if not isinstance(lookups, dict) or not all(
+        isinstance(k, str) and isinstance(v, str) for k, v in lookups.items()
+    ):
+        raise reader.bad("lookups", "is not a table of file: distribution name")
     variant = Variant(
         name=name,
         package=reader.text("package"),
@@ -134,6 +141,7 @@ def _variant(path: Path, name: str, data: Any) -> Variant:
         sha256=reader.text("sha256"),
         distribution=reader.text("distribution"),
         replace=replace,
+        lookups=lookups,
     )
     if not _SHA256.fullmatch(variant.sha256):
         raise reader.bad("sha256", f"is {variant.sha256!r}, expected 64 lower-case hex digits")

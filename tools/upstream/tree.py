@@ -101,6 +101,8 @@ def open_tree(layout: Layout, pin: Pin) -> Git:
     todo = f"run tools/vendor.py {layout.engine}"
     if made is None:
         raise Refusal(layout.shown(layout.tree), "no materialised tree here", todo)
+    if "sha256" not in made:
+        raise Refusal(layout.shown(layout.tree), "was not made by tools/vendor.py", todo)
     hashes = {v.sha256 for v in pin.variants.values()}
     if made.get("version") != pin.version or made.get("sha256") not in hashes:
         found = f"{made.get('version')} (sha256 {made.get('sha256')})"

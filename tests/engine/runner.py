@@ -1,0 +1,76 @@
+"""Runs one engine over the workload in a process of its own and writes what happened as JSON.
+
+    python tests/engine/runner.py JOB.json RESULT.json   (with tests/ on PYTHONPATH)
+
+The job: ``model``; ``engine``, arguments of LLM beside those below; ``count`` of requests;
+``inside``, whether to record what the in-process shape (``VLLM_ENABLE_V1_MULTIPROCESSING=0``) shows;
+``mutant``, a kind of harm and the step before which it is done; ``reset``, whether to drop the
+prefix cache at the end.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from engine import observe, workload
+
+ENGINE: dict[str, Any] = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_model_len": 512,
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 128,
+    "block_size": 32,
+    "disable_log_stats": False,
+    "seed": 0,
+    "kv_cache_memory_bytes": 64 << 20,  # 1,024 blocks of 32 tokens of the tiny model
+}
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    from vllm import LLM, SamplingParams, TokensPrompt
+
+    inside = observe.Inside() if job.get("inside") else None
+    mutant = observe.Mutant(*job["mutant"]) if job.get("mutant") else None
+    began = time.monotonic()
+    llm = LLM(job["model"], **{**ENGINE, **job.get("engine", {})})
+    result: dict[str, Any] = {"start_seconds": time.monotonic() - began}
+    result["fork"] = importlib.util.find_spec("vllm.v1.kv_storage") is not None
+    result["compute_hash"] = llm.llm_engine.vllm_config.compute_hash()
+    if mutant is not None:
+        mutant.arm(llm)
+    count = job.get("count", 200)
+    prompts = [TokensPrompt(prompt_token_ids=p) for p in workload.prompts(count)]
+    lengths = workload.output_lengths(count)
+    samplings = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in lengths]
+    memory = observe.Memory()
+    began = time.monotonic()
+    outputs = llm.generate(prompts, samplings, use_tqdm=False)
+    result["run_seconds"] = time.monotonic() - began
+    result["tokens"] = [list(o.outputs[0].token_ids) for o in outputs]
+    result["request_ids"] = [o.request_id for o in outputs]
+    result["metrics"] = observe.metrics(llm)
+    result["memory_after_run"] = memory.settle()
+    if job.get("reset"):
+        result["reset"] = llm.reset_prefix_cache()
+        result["memory_after_reset"] = memory.settle()
+    result["memory_peak"] = memory.stop()
+    if inside is not None:
+        result["inside"] = inside.report(llm)
+    if mutant is not None:
+        result["owners"] = mutant.owners
+    return result
+
+
+def main() -> None:
+    job = json.loads(Path(sys.argv[1]).read_text())
+    Path(sys.argv[2]).write_text(json.dumps(run(job)))
+
+
+if __name__ == "__main__":
+    main()

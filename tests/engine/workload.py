@@ -1,0 +1,29 @@
+"""Two hundred greedy requests with shared prefixes, longer than a step's token budget."""
+
+from __future__ import annotations
+
+import random
+
+VOCABULARY = 256  # byte tokens of the tiny model, after its four special ones
+FIRST_TOKEN = 4
+
+
+def prompts(count: int = 200, seed: int = 7) -> list[list[int]]:
+    """Token ids. Two in three start with one of six prefixes; lengths are 3 to 420 tokens."""
+    draw = random.Random(seed)
+    prefixes = [_tokens(draw, draw.randrange(40, 260)) for _ in range(6)]
+    result = []
+    for _ in range(count):
+        head = draw.choice(prefixes) if draw.random() < 2 / 3 else []
+        result.append(head + _tokens(draw, draw.randrange(3, 160)))
+    return result
+
+
+def output_lengths(count: int = 200, seed: int = 11) -> list[int]:
+    """Tokens to generate for each request, 4 to 48."""
+    draw = random.Random(seed)
+    return [draw.randrange(4, 49) for _ in range(count)]
+
+
+def _tokens(draw: random.Random, length: int) -> list[int]:
+    return [draw.randrange(FIRST_TOKEN, FIRST_TOKEN + VOCABULARY) for _ in range(length)]
