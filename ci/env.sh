@@ -30,7 +30,7 @@ hash_of() { # hash_of PATH...: one hash of all source files below, and of the in
 
 is() { [ "$(cat "$1" 2>/dev/null)" = "$2" ]; } # is STAMP HASH
 
-pip() { "$dir/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
+pip() { "$dir/bin/python" -m pip --disable-pip-version-check -qq "$@"; }
 
 build_core() {
   rm -f dist/kvcached_core-*.whl
