@@ -22,7 +22,7 @@ def _held(pid: int) -> int:
     try:
         for fd in (PROC / str(pid) / "fd").iterdir():
             try:
-                if "memfd:kvcached" in os.readlink(fd):
+                if "memfd:kvcached" in str(fd.readlink()):
                     total += fd.stat().st_blocks * 512
             except OSError:
                 continue

@@ -85,8 +85,13 @@ class Engines:
         log = self._folder / f"{name}.log"
         with log.open("w") as out:
             code = subprocess.run(
-                command, env=env, cwd=self._folder, stdout=out, stderr=out, timeout=DEADLINE_S
+                command,
+                env=env,
+                cwd=self._folder,
+                stdout=out,
+                stderr=out,
+                timeout=DEADLINE_S,
+                check=False,
             ).returncode
         result = json.loads(made.read_text()) if made.exists() else None
         return Run(code, log.read_text(errors="replace"), result)
-

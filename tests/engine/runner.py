@@ -3,7 +3,7 @@
     python tests/engine/runner.py JOB.json RESULT.json   (with tests/ on PYTHONPATH)
 
 The job: ``model``; ``engine``, arguments of LLM beside those below; ``count`` of requests;
-``inside``, whether to record what the in-process shape (``VLLM_ENABLE_V1_MULTIPROCESSING=0``) shows;
+``inside``, whether to record what the in-process shape shows (VLLM_ENABLE_V1_MULTIPROCESSING=0);
 ``mutant``, a kind of harm and the step before which it is done; ``neighbour``, what another member
 of the budget needs once the engine is idle; ``reset``, whether to drop the prefix cache at the end.
 """
