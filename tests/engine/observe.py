@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -155,6 +156,39 @@ def readable_pages(worker_storage: Any) -> int:
     arena, extent = worker_storage._arenas[0], worker_storage._plan.extent_bytes[0]
     starts = range(arena.base, arena.base + arena.size, extent)
     return sum(readable_bytes(start, extent) > 0 for start in starts)
+
+
+class Readable:
+    """Every `every` steps, in the in-process shape, what can be read against what is mapped.
+
+    The background thread may map or unmap during a look, so a look is right if what was read lies
+    between what was mapped before it and after it.
+    """
+
+    def __init__(self, every: int = 40) -> None:
+        from kvcached_core.engines.vllm.worker_storage import KvcachedWorkerStorage
+
+        self.looks = 0
+        self.wrong: list[tuple[int, int, int]] = []
+        self.most_unmapped = 0
+        steps = itertools.count(1)
+        original = KvcachedWorkerStorage.begin_step
+
+        def looking(storage: Any, scheduler_output: Any) -> None:
+            original(storage, scheduler_output)
+            if next(steps) % every == 0:
+                self._look(storage)
+
+        KvcachedWorkerStorage.begin_step = looking
+
+    def _look(self, storage: Any) -> None:
+        mapped = [storage._rank.mapped_bytes // storage._rank.page_bytes]
+        readable = readable_pages(storage)
+        mapped.append(storage._rank.mapped_bytes // storage._rank.page_bytes)
+        self.looks += 1
+        self.most_unmapped = max(self.most_unmapped, storage._plan.num_pages - readable)
+        if not min(mapped) <= readable <= max(mapped):
+            self.wrong.append((mapped[0], readable, mapped[1]))
 
 
 class Mutant:

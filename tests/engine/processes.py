@@ -52,6 +52,7 @@ class Engines:
             "PYTHONPATH": os.pathsep.join(paths),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if in_process else "1",
             "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",  # idle threads spin, and the machine may have two cores
             "VLLM_NO_USAGE_STATS": "1",
         }
 

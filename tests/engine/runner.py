@@ -37,6 +37,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
     inside = observe.Inside() if job.get("inside") else None
     mutant = observe.Mutant(*job["mutant"]) if job.get("mutant") else None
+    readable = observe.Readable() if job.get("readable") else None
     began = time.monotonic()
     llm = LLM(job["model"], **{**ENGINE, **job.get("engine", {})})
     result: dict[str, Any] = {"start_seconds": time.monotonic() - began}
@@ -70,6 +71,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     result["memory_peak"] = memory.stop()
     if inside is not None:
         result["inside"] = inside.report(llm)
+    if readable is not None:
+        result["readable"] = {**vars(readable)}
     if mutant is not None:
         result["owners"] = mutant.owners
     return result

@@ -32,7 +32,9 @@ def tight(engines: Engines) -> Run:
     """Memory for a twentieth of the addresses; scheduler half and rank share a process."""
     events = {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}}
     storage = {"limit": "3MiB", "prefix_bound": "1MiB"}
-    return engines.elastic("tight", storage, inside=True, in_process=True, engine=events)
+    return engines.elastic(
+        "tight", storage, inside=True, in_process=True, readable=True, engine=events
+    )
 
 
 def test_the_workload_has_teeth(upstream: Run) -> None:
@@ -60,7 +62,10 @@ def test_no_step_waited_for_a_mapping(tight: Run) -> None:
 
 
 def test_what_is_not_mapped_cannot_be_read(tight: Run) -> None:
-    inside = tight["inside"]
+    inside, during = tight["inside"], tight["readable"]
+    assert during["looks"] > 10
+    assert during["wrong"] == []
+    assert during["most_unmapped"] > 200
     assert inside["readable"] == inside["mapped"] < inside["pages"]
 
 
