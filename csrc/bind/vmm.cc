@@ -34,33 +34,22 @@ void without_gil(Work&& work) {
   }
 }
 
-// A pointer to the same object whose last copy lets it go without the interpreter lock.
-template <class T>
-std::shared_ptr<T> ends_without_gil(std::shared_ptr<T> object) {
-  struct Keeper {
-    std::shared_ptr<T> object;
-    ~Keeper() {
-      without_gil([this] { object.reset(); });
-    }
-  };
-  T* const raw = object.get();
-  auto keeper = std::make_shared<Keeper>();
-  keeper->object = std::move(object);
-  return std::shared_ptr<T>(std::move(keeper), raw);
+void delete_without_gil(Arena* arena) {
+  without_gil([arena] { delete arena; });
 }
 
-// The same tensor, whose deleter first lets go of the interpreter lock: the consumer may hold it,
-// and the arena may end with the tensor.
-DLManagedTensor* deleted_without_gil(DLManagedTensor* inner) {
-  auto* outer = new DLManagedTensor;
-  outer->dl_tensor = inner->dl_tensor;
-  outer->manager_ctx = inner;
-  outer->deleter = [](DLManagedTensor* self) {
-    auto* owned = static_cast<DLManagedTensor*>(self->manager_ctx);
-    without_gil([owned] { owned->deleter(owned); });
-    delete self;
+// A pointer to the same driver whose last copy lets it go without the interpreter lock.
+std::shared_ptr<Driver> ends_without_gil(std::shared_ptr<Driver> driver) {
+  struct Keeper {
+    std::shared_ptr<Driver> driver;
+    ~Keeper() {
+      without_gil([this] { driver.reset(); });
+    }
   };
-  return outer;
+  Driver* const raw = driver.get();
+  auto keeper = std::make_shared<Keeper>();
+  keeper->driver = std::move(driver);
+  return std::shared_ptr<Driver>(std::move(keeper), raw);
 }
 
 void delete_unconsumed(PyObject* capsule) {
@@ -89,7 +78,7 @@ struct TensorView {
       throw py::buffer_error(text("this tensor is on DLPack device (", device().first, ", ",
                                   device().second, ") and cannot be exported to another"));
     }
-    DLManagedTensor* tensor = deleted_without_gil(arena->to_dlpack(offset, size));
+    DLManagedTensor* tensor = arena->to_dlpack(offset, size);
     PyObject* capsule = PyCapsule_New(tensor, "dltensor", delete_unconsumed);
     if (capsule == nullptr) {
       tensor->deleter(tensor);
@@ -185,7 +174,7 @@ void bind_arena(py::module_& m) {
       .def_static(
           "reserve",
           [](std::shared_ptr<Driver> driver, Bytes size) {
-            return ends_without_gil(Arena::reserve(std::move(driver), size));
+            return Arena::reserve(std::move(driver), size, delete_without_gil);
           },
           py::arg("driver").none(false), py::arg("size"), NoGil())
       .def_property_readonly(

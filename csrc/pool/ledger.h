@@ -97,11 +97,9 @@ class Ledger {
   Id num_used() const { return num_used_; }  // without the null block
   Id available() const { return num_free_ + num_cached_; }
   Id pages(PageState state) const { return pages_in_[static_cast<std::size_t>(state)]; }
-  Id empty_pages() const { return empty_pages_; }  // owned, all blocks free; never the null page
-  Id cached_only_pages() const {
-    return cached_only_pages_;
-  }  // owned, no used, some cached block;
-     // never the null page
+  // Owned pages without a used block, the null page never among them: all free, or some cached.
+  Id empty_pages() const { return empty_pages_; }
+  Id cached_only_pages() const { return cached_only_pages_; }
   Id used_pages() const { return pages(PageState::kOwned) - empty_pages_; }
 
   // ---- views

@@ -25,7 +25,8 @@ const char* reason(const std::exception_ptr& error) {
 
 }  // namespace
 
-std::shared_ptr<Arena> Arena::reserve(std::shared_ptr<Driver> driver, Bytes size) {
+std::shared_ptr<Arena> Arena::reserve(std::shared_ptr<Driver> driver, Bytes size,
+                                      void (*destroy)(Arena*)) {
   const Bytes granularity = driver->granularity();
   if (size == 0 || size > std::numeric_limits<Bytes>::max() - granularity) {
     throw InvalidArgument(text("arena: cannot reserve ", size,
@@ -33,12 +34,14 @@ std::shared_ptr<Arena> Arena::reserve(std::shared_ptr<Driver> driver, Bytes size
   }
   const Bytes rounded = (size + granularity - 1) / granularity * granularity;
   void* base = driver->reserve(rounded);
+  Arena* arena = nullptr;
   try {
-    return std::shared_ptr<Arena>(new Arena(driver, base, rounded));
+    arena = new Arena(driver, base, rounded);
   } catch (...) {
     driver->unreserve(base, rounded);
     throw;
   }
+  return std::shared_ptr<Arena>(arena, destroy);  // which destroys it if this throws
 }
 
 Arena::Arena(std::shared_ptr<Driver> driver, void* base, Bytes size)

@@ -35,8 +35,12 @@ class Quarantined : public DriverError {
 
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
-  // Reserves `size` bytes, rounded up to the driver's granularity.
-  static std::shared_ptr<Arena> reserve(std::shared_ptr<Driver> driver, Bytes size);
+  // Reserves `size` bytes, rounded up to the driver's granularity. `destroy` is called in place of
+  // delete, and calls it, when the last of arena and tensors goes: a caller whose threads hold a
+  // lock at such times (the interpreter's) lets go of it there.
+  static std::shared_ptr<Arena> reserve(
+      std::shared_ptr<Driver> driver, Bytes size,
+      void (*destroy)(Arena*) = [](Arena* arena) { delete arena; });
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;

@@ -90,6 +90,15 @@ class SignalsHeld {
   sigset_t before_;
 };
 
+// Makes a mapped range inaccessible again, reserved as before. Where the process is past its limit
+// of mappings the kernel refuses any mmap, even one that leaves fewer; taking the access away needs
+// none. The file then stays behind the range, out of reach, until the next map() or unreserve().
+int hide(void* address, Bytes size) {
+  if (::mmap(address, size, PROT_NONE, kReserved | MAP_FIXED, -1, 0) != MAP_FAILED) return 0;
+  const int error = errno;
+  return error == ENOMEM && ::mprotect(address, size, PROT_NONE) == 0 ? 0 : error;
+}
+
 int allocate_range(int fd, int mode, Bytes offset, Bytes size) {
   const SignalsHeld held;
   const int rc = ::fallocate(fd, mode, static_cast<off_t>(offset), static_cast<off_t>(size));
@@ -282,7 +291,7 @@ void HostDriver::map(void* address, Handle handle) {
   }
   if (::madvise(address, handle.size, MADV_DONTFORK) != 0) {
     const int error = errno;
-    ::mmap(address, handle.size, PROT_NONE, kReserved | MAP_FIXED, -1, 0);
+    hide(address, handle.size);
     mappings_.erase(entry);
     fail_mapping("map", at, handle.size, error);
   }
@@ -332,9 +341,7 @@ void HostDriver::unmap(void* address, Bytes size) {
     throw InvalidArgument(
         text("host unmap: ", size, " bytes at ", hex(at), " are not what one map() tied"));
   }
-  if (::mmap(address, size, PROT_NONE, kReserved | MAP_FIXED, -1, 0) == MAP_FAILED) {
-    fail_mapping("unmap", at, size, errno);
-  }
+  if (const int error = hide(address, size); error != 0) fail_mapping("unmap", at, size, error);
   allocations_.at(mapping->second.handle).mapped_at = 0;
   mappings_.erase(mapping);
 }

@@ -22,7 +22,7 @@ def _held(pid: int) -> int:
     try:
         for fd in (PROC / str(pid) / "fd").iterdir():
             try:
-                if "memfd:kvcached" in os.readlink(fd):
+                if "memfd:kvcached" in str(fd.readlink()):
                     total += fd.stat().st_blocks * 512
             except OSError:
                 continue
@@ -98,20 +98,54 @@ class Inside:
             return blocks
 
         BlockPool.get_new_blocks = recording
+        self.cached: set[str] = set()
+        self.removed = 0
+        take_events = BlockPool.take_events
+
+        def replaying(pool: Any) -> Any:
+            events = take_events(pool)
+            for event in events:
+                self._replay(event)
+            return events
+
+        BlockPool.take_events = replaying
+
+    def _replay(self, event: Any) -> None:
+        kind = type(event).__name__
+        if kind == "BlockStored":
+            self.cached |= {repr(h) for h in event.block_hashes}
+        elif kind == "BlockRemoved":
+            self.removed += 1
+            self.cached -= {repr(h) for h in event.block_hashes}
+        elif kind == "AllBlocksCleared":
+            self.cached.clear()
 
     def report(self, llm: Any) -> dict[str, Any]:
+        from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
+
         runner = core(llm).model_executor.driver_worker.worker.model_runner
         tensors = [[list(t.shape), list(t.stride()), str(t.dtype)] for t in runner.kv_caches]
         offsets = [t.storage_offset() for t in runner.kv_caches]
+        pool = core(llm).scheduler.kv_cache_manager.block_pool
+        for event in pool.kv_event_queue:
+            self._replay(event)
+        hashes = {repr(maybe_convert_block_hash(get_block_hash(h))) for h in _keys(pool)}
         report = {"block_ids": self.block_ids, "tensors": tensors, "offsets": offsets}
+        report["events_hold"] = self.cached == hashes
+        report["events_cached"], report["events_removed"] = len(self.cached), self.removed
         storage = getattr(core(llm).scheduler, "kv_storage", None)
         if storage is not None:
             storage.ledger.check_integrity()
             worker = core(llm).model_executor.driver_worker.worker.kv_storage
             report["rank"] = worker._rank.counters()
+            report["pages"] = worker._plan.num_pages
             report["readable"] = readable_pages(worker)
             report["mapped"] = worker._rank.mapped_bytes // worker._rank.page_bytes
         return report
+
+
+def _keys(pool: Any) -> list[Any]:
+    return list(pool.cached_block_hash_to_block._cache)
 
 
 def readable_pages(worker_storage: Any) -> int:

@@ -1,22 +1,23 @@
 """Runs one engine over the workload in a process of its own and writes what happened as JSON.
 
-    python -m tests.engine.runner JOB.json RESULT.json
+    python tests/engine/runner.py JOB.json RESULT.json   (with tests/ on PYTHONPATH)
 
 The job: ``model``; ``engine``, arguments of LLM beside those below; ``count`` of requests;
-``inside``, whether to record what the in-process shape (``VLLM_ENABLE_V1_MULTIPROCESSING=0``) shows;
-``mutant``, a kind of harm and the step before which it is done; ``reset``, whether to drop the
-prefix cache at the end.
+``inside``, whether to record what the in-process shape shows (VLLM_ENABLE_V1_MULTIPROCESSING=0);
+``mutant``, a kind of harm and the step before which it is done; ``neighbour``, what another member
+of the budget needs once the engine is idle; ``reset``, whether to drop the prefix cache at the end.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from tests.engine import observe, workload
+from engine import observe, workload
 
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
@@ -39,6 +40,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     began = time.monotonic()
     llm = LLM(job["model"], **{**ENGINE, **job.get("engine", {})})
     result: dict[str, Any] = {"start_seconds": time.monotonic() - began}
+    result["fork"] = importlib.util.find_spec("vllm.v1.kv_storage") is not None
     result["compute_hash"] = llm.llm_engine.vllm_config.compute_hash()
     if mutant is not None:
         mutant.arm(llm)
@@ -54,6 +56,14 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     result["request_ids"] = [o.request_id for o in outputs]
     result["metrics"] = observe.metrics(llm)
     result["memory_after_run"] = memory.settle()
+    if job.get("neighbour"):
+        from engine.neighbour import need_memory
+
+        directory, device, want = job["neighbour"]
+        result["neighbour"] = need_memory(Path(directory), device, want)
+        result["memory_after_neighbour"] = memory.settle()
+        again = llm.generate(prompts, samplings, use_tqdm=False)
+        result["tokens_again"] = [list(o.outputs[0].token_ids) for o in again]
     if job.get("reset"):
         result["reset"] = llm.reset_prefix_cache()
         result["memory_after_reset"] = memory.settle()

@@ -19,7 +19,9 @@ class Model:
     # ---- what can be counted
 
     def members(self, page: int, state: str) -> list[int]:
-        return [b for b, s in self.blocks.items() if s == state and b // self.per_page == page]
+        first = page * self.per_page
+        ids = range(first, min(first + self.per_page, len(self.blocks)))
+        return [b for b in ids if self.blocks[b] == state]
 
     def in_state(self, state: str) -> list[int]:
         """Blocks in this state, the free ones only where a page is owned."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from random import Random
 
 import pytest
 
@@ -211,6 +212,28 @@ def test_many_pages_reach_the_upper_levels_of_the_sets() -> None:
     assert ledger.plan_growth(1) == [69_998]
     pop_exactly(ledger, [1, 139_995, 70_001])
     assert ledger.pop(3) == [70_000, 139_994, 2]
+    ledger.check_integrity()
+
+
+def test_many_pages_in_random_use() -> None:
+    """One block a page, so that the best fit is the lowest free id: against a sorted list."""
+    ledger = owning(5000, 1, 5000)
+    random = Random(7)
+    free = set(range(1, 5000))
+    for _ in range(20):
+        taken = random.sample(sorted(free), random.randrange(len(free)))
+        pop_exactly(ledger, taken)
+        free -= set(taken)
+        popped = ledger.pop(random.randrange(len(free) + 1))
+        assert popped == sorted(free)[: len(popped)]
+        free -= set(popped)
+        assert ledger.free_ids() == sorted(free)
+        ledger.check_integrity()
+        used = sorted(set(range(1, 5000)) - free)
+        back = random.sample(used, random.randrange(len(used) + 1))
+        ledger.push_free(back)
+        free |= set(back)
+    assert ledger.retire_empty(3) == sorted(free)[:-4:-1]
     ledger.check_integrity()
 
 
@@ -462,6 +485,13 @@ def test_victims_come_from_the_page_that_empties_soonest() -> None:
     assert ledger.empty_pages() == 2
     assert ledger.retire_empty(9) == [3, 2]
     ledger.check_integrity()
+
+
+def test_a_page_is_as_recent_as_its_latest_block() -> None:
+    ledger = owning(12, 4, 3)
+    pop_exactly(ledger, [4, 5, 8, 9])
+    ledger.push_cached([8, 4, 5, 9])  # page 2 holds both the oldest and the latest
+    assert ledger.victims_for_pages(1) == [4, 5]
 
 
 def test_a_hit_makes_a_page_younger() -> None:

@@ -6,6 +6,7 @@ KVCACHED_HYPOTHESIS_EXAMPLES sets the number of histories (200 if it is not set)
 from __future__ import annotations
 
 import os
+from random import Random
 
 import pytest
 from hypothesis import settings
@@ -18,7 +19,7 @@ from kvcached_core.pool import Ledger
 settings.register_profile(
     "ledger",
     max_examples=int(os.environ.get("KVCACHED_HYPOTHESIS_EXAMPLES", "200")),
-    stateful_step_count=40,
+    stateful_step_count=30,
     deadline=None,
     print_blob=True,
 )
@@ -31,6 +32,12 @@ LEGAL_FROM = {
     "quarantine": {"preparing", "retiring"},
 }
 SHARE = st.integers(0, 8)  # of what there is, in eighths: so that few and all are both common
+
+SEED = st.integers(0, 2**16)  # one draw for an order; st.permutations draws once an item
+
+
+def shuffled(items: list[int], seed: int) -> list[int]:
+    return Random(seed).sample(items, len(items))
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -53,7 +60,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def some(self, data: st.DataObject, items: list[int]) -> list[int]:
         """A random part of the items, in random order."""
-        return data.draw(st.permutations(items))[: len(items) * data.draw(SHARE) // 8]
+        return shuffled(items, data.draw(SEED))[: len(items) * data.draw(SHARE) // 8]
 
     # ---- blocks
 
@@ -78,6 +85,13 @@ class LedgerMachine(RuleBasedStateMachine):
         (self.ledger.push_free if state == "free" else self.ledger.push_cached)(ids)
         self.model.push(ids, state)
 
+    @rule(seed=SEED)
+    def drain(self, seed: int) -> None:
+        """Every request ends: what makes pages that are merely cached, in any order of use."""
+        ids = shuffled(self.model.in_state("used"), seed)
+        self.ledger.push_cached(ids)
+        self.model.push(ids, "cached")
+
     @rule(data=st.data(), push=st.sampled_from(["push_free", "push_cached"]))
     def push_with_one_too_many(self, data: st.DataObject, push: str) -> None:
         """Legal up to an id that is not used, or is named twice: all of it is refused."""
@@ -94,6 +108,14 @@ class LedgerMachine(RuleBasedStateMachine):
         )
         self.ledger.take(block)
         self.model.take(block)
+
+    @rule(data=st.data())
+    def take_what_may_not_be(self, data: st.DataObject) -> None:
+        legal = self.model.in_state("cached") + self.model.in_state("free")
+        with pytest.raises(ValueError, match="take: block"):
+            self.ledger.take(
+                data.draw(st.sampled_from(sorted(set(self.model.blocks) - set(legal))))
+            )
 
     @rule(data=st.data())
     def uncache(self, data: st.DataObject) -> None:
@@ -140,6 +162,16 @@ class LedgerMachine(RuleBasedStateMachine):
     def retire_empty(self, n: int) -> None:
         assert self.ledger.retire_empty(n) == self.model.retire_empty(n)
 
+    @rule(n=st.integers(1, 6))
+    def go_idle(self, n: int) -> None:
+        """Every block dies after its page's first use was told; some pages go back."""
+        self.take_first_used()
+        used = self.model.in_state("used")
+        self.ledger.push_free(used)
+        self.model.push(used, "free")
+        self.reset_cached()
+        self.retire_empty(n)
+
     @rule(data=st.data())
     def released(self, data: st.DataObject) -> None:
         pages = self.some(data, self.model.pages_in("retiring"))
@@ -184,6 +216,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert ledger.free_ids()[ledger.num_free() :] == model.lru
         assert sorted(ledger.free_ids()[: ledger.num_free()]) == model.in_state("free")
         over = len(model.cached_only_pages()) - 1
+        assert ledger.victims_for_pages(len(model.pages)) == model.victims(len(model.pages))
         assert ledger.victims_over_bound(1) == model.victims(max(0, over))
 
 

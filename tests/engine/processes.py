@@ -1,0 +1,97 @@
+"""Engine processes for the tests: each configuration runs once a session.
+
+Needs an environment made by ``ci/env.sh``: the fork installed, upstream's wheel unpacked beside it.
+``KVCACHED_UPSTREAM`` names that folder (default: ``upstream`` in the environment's root).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.tiny_model import make_tiny_llama
+
+TESTS = Path(__file__).resolve().parents[1]
+UPSTREAM = Path(os.environ.get("KVCACHED_UPSTREAM", Path(sys.prefix) / "upstream"))
+DEADLINE_S = 420  # an engine takes 15 to 60 s to start, and the workload 10 to 40 s
+
+
+@dataclass
+class Run:
+    """What one engine process left behind. `result` is None if it did not get to the end."""
+
+    returncode: int
+    log: str
+    result: dict[str, Any] | None
+
+    def __getitem__(self, key: str) -> Any:
+        assert self.result is not None, f"exit code {self.returncode}:\n{self.log[-4000:]}"
+        return self.result[key]
+
+
+class Engines:
+    """Runs engine processes, one at a time, and remembers each by its name."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._runs: dict[str, Run] = {}
+        self.model = make_tiny_llama(folder / "model")
+
+    def environment(self, *, upstream: bool = False, in_process: bool = False) -> dict[str, str]:
+        paths = [str(TESTS)]
+        if upstream:
+            assert (UPSTREAM / "vllm").is_dir(), f"{UPSTREAM}: no unpatched vLLM; run ci/env.sh"
+            paths.insert(0, str(UPSTREAM))
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if in_process else "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+
+    def run(
+        self, name: str, job: dict[str, Any], *, upstream: bool = False, in_process: bool = False
+    ) -> Run:
+        """The run called `name`, made now if it was not made before."""
+        if name not in self._runs:
+            env = self.environment(upstream=upstream, in_process=in_process)
+            self._runs[name] = self._execute(name, {"model": str(self.model), **job}, env)
+        return self._runs[name]
+
+    def elastic(self, name: str, storage: dict[str, Any], **job: Any) -> Run:
+        """A run of the fork with elastic storage; `storage` on top of a budget of its own."""
+        in_process = job.pop("in_process", False)
+        engine = {
+            "kv_storage_backend": "kvcached",
+            "kv_storage_config": self.storage(name, **storage),
+            **job.pop("engine", {}),
+        }
+        return self.run(name, {"engine": engine, **job}, in_process=in_process)
+
+    def storage(self, name: str, **settings: Any) -> dict[str, Any]:
+        base = {"budget": name, "capacity": "256MiB", "page_size": "256KiB"}
+        return {**base, "budget_dir": str(self._folder / "budget"), **settings}
+
+    def _execute(self, name: str, job: dict[str, Any], env: dict[str, str]) -> Run:
+        given, made = self._folder / f"{name}.job", self._folder / f"{name}.result"
+        given.write_text(json.dumps(job))
+        command = [sys.executable, str(TESTS / "engine" / "runner.py"), str(given), str(made)]
+        log = self._folder / f"{name}.log"
+        with log.open("w") as out:
+            code = subprocess.run(
+                command,
+                env=env,
+                cwd=self._folder,
+                stdout=out,
+                stderr=out,
+                timeout=DEADLINE_S,
+                check=False,
+            ).returncode
+        result = json.loads(made.read_text()) if made.exists() else None
+        return Run(code, log.read_text(errors="replace"), result)
