@@ -533,6 +533,7 @@ def test_a_forked_child_can_neither_use_nor_end_a_rank(tmp_path: Path) -> None:
         member = engine.join()
         engine.grow(1)
         member.rank.make_ready([1])
+
         def child() -> None:
             for call in (
                 lambda: member.rank.make_ready([1]),
