@@ -162,6 +162,16 @@ class LedgerMachine(RuleBasedStateMachine):
     def retire_empty(self, n: int) -> None:
         assert self.ledger.retire_empty(n) == self.model.retire_empty(n)
 
+    @rule(n=st.integers(1, 6))
+    def go_idle(self, n: int) -> None:
+        """Every block dies after its page's first use was told; some pages go back."""
+        self.take_first_used()
+        used = self.model.in_state("used")
+        self.ledger.push_free(used)
+        self.model.push(used, "free")
+        self.reset_cached()
+        self.retire_empty(n)
+
     @rule(data=st.data())
     def released(self, data: st.DataObject) -> None:
         pages = self.some(data, self.model.pages_in("retiring"))
