@@ -50,6 +50,17 @@ tool() { # tool NAME ARGUMENT...: what it prints is shown only when it fails
   said=$("$dir/bin/python" "$script" "$@" 2>&1) || { echo; echo "$said"; return 1; }
 }
 
+state_of_tree() {
+  git -C vendored/vllm/tree rev-parse HEAD 2>/dev/null && git -C vendored/vllm/tree status --porcelain
+}
+
+apply_series() { # a tree that nobody touched since this script made it holds nothing to lose
+  force=""
+  is dist/.tree "$(state_of_tree)" && force=--force
+  # shellcheck disable=SC2086 # nothing, or one word
+  tool patches apply vllm $force && state_of_tree >dist/.tree
+}
+
 install_all() {
   [ ! -e "$stamps/vllm" ] || pip install --no-deps --force-reinstall dist/kvcached_vllm_cpu-*.whl
   pip install "$(echo dist/kvcached_core-*.whl)[tools,test,lint]" dist/kvcached_vllm_cpu-*.whl
@@ -87,7 +98,7 @@ if ! is "$stamps/core" "$core"; then
 fi
 if ! is dist/.vllm "$vllm" || ! ls dist/kvcached_vllm_cpu-*.whl >/dev/null 2>&1; then
   step "upstream's release" tool vendor vllm --variant cpu
-  step "the series" tool patches apply vllm
+  step "the series" apply_series
   step "the fork's wheel" build_vllm
   echo "$vllm" >dist/.vllm
 fi
