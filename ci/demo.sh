@@ -15,7 +15,11 @@ cleanup() {
   if [ -n "$group" ]; then
     kill -TERM "$group" 2>/dev/null || : # the leader ends its children, and tidies up after them
     wait "$group" 2>/dev/null || :
-    kill -KILL -- "-$group" 2>/dev/null || :
+    tries=0
+    while kill -KILL "-$group" 2>/dev/null && [ $tries -lt 50 ]; do # until nobody is there
+      tries=$((tries + 1))
+      sleep 0.1
+    done
   fi
   rm -rf "$folder"
 }

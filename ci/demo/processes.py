@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 _SHM = "/dev/shm/"
 
@@ -17,8 +17,9 @@ _SHM = "/dev/shm/"
 class Processes:
     """All of them stay in this process's group, so that whoever started it can end the group."""
 
-    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+    def __init__(self, folder: Path, environment: dict[str, str], patience: float = 20) -> None:
         self._folder = folder
+        self._patience = patience  # seconds that end() leaves them after SIGTERM
         self._environment = environment
         self._shared: set[Path] = set()
 
@@ -55,7 +56,7 @@ class Processes:
         """Ends what still runs, politely first, and removes what that leaves in shared memory."""
         self.note_shared_memory()
         # Python's resource trackers outlive their engines by a moment, to clean up after them.
-        for number, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, 5)):
+        for number, patience in ((signal.SIGTERM, self._patience), (signal.SIGKILL, 5)):
             for process in self.living():
                 _send(process, number)
             wait_for(lambda: not self.living(), patience)

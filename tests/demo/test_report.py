@@ -1,0 +1,52 @@
+"""The demo says OK only if all is as promised: each fault alone makes it say what was wrong."""
+
+from dataclasses import replace
+
+import pytest
+from report import Outcome, Played
+from scene import CAPACITY, HALF, MIB
+
+
+def good() -> Outcome:
+    return Outcome(
+        capacity=CAPACITY,
+        refusal="needs more than there is",
+        played=[
+            Played("A 1", 8, 8, 1.0, [(0, 0), (HALF + MIB, 2 * MIB)], (HALF, 0)),
+            Played("B 1", 8, 8, 1.0, [(HALF - MIB, HALF + MIB)], (0, HALF)),
+        ],
+        stopped={"A": 0, "B": 0},
+    )
+
+
+def change(outcome: Outcome, at: int, **what: object) -> Outcome:
+    outcome.played[at] = replace(outcome.played[at], **what)  # type: ignore[arg-type]
+    return outcome
+
+
+def test_nothing_is_wrong_with_a_good_outcome() -> None:
+    assert good().problems() == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        (Outcome(), "0 of 0 answers"),
+        (change(good(), 0, right=7), "1 of 16 answers differ"),
+        (change(good(), 0, samples=[(CAPACITY, 1)]), "more than 256 MiB"),
+        (change(good(), 1, samples=[(0, HALF)]), "B never had more than 128 MiB"),
+        (replace(good(), refusal=""), "did not refuse"),
+        (replace(good(), stopped={"A": 0}), "server B ended with status None"),
+        (replace(good(), stopped={"A": 1, "B": 0}), "server A ended with status 1"),
+        (replace(good(), left_behind=["process 7"]), "left behind: process 7"),
+    ],
+)
+def test_each_fault_is_named(outcome: Outcome, said: str) -> None:
+    assert any(said in problem for problem in outcome.problems())
+
+
+def test_the_table_has_a_row_a_burst_and_the_totals() -> None:
+    lines = good().lines()
+    assert lines[1].split()[:4] == ["A", "1", "8", "1.0"]
+    assert "answers equal to upstream's: 16 of 16" in lines
+    assert "most mapped at a time 256 MiB" in lines[-1]
