@@ -33,37 +33,41 @@ def make_plans(
     per_page = choose_blocks_per_page(sizes, settings.page_size, HOST_GRANULARITY)
     need = pages_for_blocks(request_blocks(vllm_config, configs[0]), per_page)
     num_blocks = configs[0].num_blocks
-    name = instance_name(vllm_config, settings)
-    segment = create_segment(directory, name, -(-num_blocks // per_page), len(configs))
-    plans = []
-    for rank, tensors in enumerate(sizes):
-        one_request = need * per_page * sum(tensors)
-        floor = one_request if settings.floor is None else settings.floor
+    for tensors in sizes:
         check_room(
-            one_request,
+            need * per_page * sum(tensors),
             capacity,
             limit,
             settings.headroom,
             vllm_config.model_config.max_model_len,
         )
-        plans.append(
-            StoragePlan(
-                settings=settings,
-                instance=name,
-                rank=rank,
-                num_ranks=len(configs),
-                device=f"host:{settings.budget}",
-                budget_dir=directory,
-                capacity=capacity,
-                segment=segment,
-                num_blocks=num_blocks,
-                blocks_per_page=per_page,
-                block_bytes=tensors,
-                floor=floor,
-                limit=limit,
-            )
+    # Last, since a failure after it would leave the name taken for this process's life.
+    name = instance_name(vllm_config, settings)
+    segment = create_segment(directory, name, -(-num_blocks // per_page), len(configs))
+    return [
+        StoragePlan(
+            settings=settings,
+            instance=name,
+            rank=rank,
+            num_ranks=len(configs),
+            device=f"host:{settings.budget}",
+            budget_dir=directory,
+            capacity=capacity,
+            segment=segment,
+            num_blocks=num_blocks,
+            blocks_per_page=per_page,
+            block_bytes=tensors,
+            floor=floor_bytes(settings.floor, need, per_page * sum(tensors), limit),
+            limit=limit,
         )
-    return plans
+        for rank, tensors in enumerate(sizes)
+    ]
+
+
+def floor_bytes(given: int | None, need: int, page_bytes: int, limit: int) -> int:
+    """The floor in whole pages, so that what lies above it can be given back to the last byte."""
+    pages = need if given is None else -(-given // page_bytes)
+    return min(pages * page_bytes, limit)
 
 
 def directory_of(settings: Settings) -> Path:

@@ -77,6 +77,11 @@ class KvcachedWorkerStorage(KVWorkerStorage):
     def allocate(self, tensor: KVCacheTensor, device: torch.device) -> torch.Tensor:
         assert self._plan is not None and self._driver is not None
         index = len(self._arenas)
+        if index == len(self._plan.block_bytes):
+            raise RuntimeError(
+                f"the model runner asks for KV tensor {index} ({tensor.size} bytes for "
+                f"{', '.join(tensor.shared_by)}), planned were {index} tensors"
+            )
         planned = self._plan.block_bytes[index] * self._plan.num_blocks
         if tensor.size != planned or device.type != "cpu":
             raise RuntimeError(
@@ -89,9 +94,7 @@ class KvcachedWorkerStorage(KVWorkerStorage):
         return torch.from_dlpack(arena.tensor(0, tensor.size))
 
     def _start(self, plan: StoragePlan, budget: Budget) -> None:
-        row = budget.join(
-            plan.instance, plan.rank, plan.limit, plan.floor, 0, plan.settings.weight
-        )
+        row = budget.join(plan.instance, plan.rank, plan.limit, plan.floor, 0, plan.settings.weight)
         extents = list(zip(self._arenas, plan.extent_bytes, strict=True))
         try:
             self._rank = Rank(
@@ -118,6 +121,7 @@ class KvcachedWorkerStorage(KVWorkerStorage):
     # --- steps ---
 
     def begin_step(self, scheduler_output: SchedulerOutput) -> None:
+        self.end_step()  # a pooling model's steps have none of their own
         update = scheduler_output.kv_storage_update
         if update is not None and self._rank is not None:
             if update.epoch <= self._epoch:
