@@ -7,6 +7,8 @@ methods run in the engine core's thread; the watcher's thread only calls ``wakeu
 
 from __future__ import annotations
 
+import atexit
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +52,7 @@ class KvcachedBlockStorage(KVBlockStorage):
         self._idle_pages = 0  # as published
         self._refused_at: int | None = None
         self._unsettled = False
+        self._pid = os.getpid()
         self._pool: BlockPool | None = None
         self._watcher: Watcher | None = None
 
@@ -63,6 +66,7 @@ class KvcachedBlockStorage(KVBlockStorage):
             )
         self._pool = pool
         self._watcher = Watcher(self._budget, self._rows[0], self._wake, self._look_again)
+        atexit.register(self.shutdown)
         logger.info(
             "KV storage: kvcached, engine %s on budget %s: reserved %s in %d pages of %s "
             "(%d blocks each), floor %s, limit %s, capacity %s",
@@ -145,6 +149,7 @@ class KvcachedBlockStorage(KVBlockStorage):
             self._grow(0)
         self._publish_wish(self._short_pages)
         self._short_pages = 0
+        self._unsettled = False
         self._publish_idle()
         return self._next_update(pages)
 
@@ -159,6 +164,9 @@ class KvcachedBlockStorage(KVBlockStorage):
         return KVStorageUpdate(epoch=self._epoch, map=tuple(first_used), retire=(*pages, *aborted))
 
     def shutdown(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child ends: the engine goes on
+        atexit.unregister(self.shutdown)
         if self._watcher is not None:
             self._watcher.stop()
         remove_segment(self.plan.segment)

@@ -70,6 +70,13 @@ def floor_bytes(given: int | None, need: int, page_bytes: int, limit: int) -> in
     return min(pages * page_bytes, limit)
 
 
+def spec_page_bytes(settings: Settings, layer_bytes: list[int]) -> int:
+    """Bytes of a page before layers are grouped: never less than the planned one."""
+    tensors = [sum(layer_bytes)] if settings.layout == "block-major" else layer_bytes
+    per_page = choose_blocks_per_page([tensors], settings.page_size, HOST_GRANULARITY)
+    return per_page * sum(tensors)
+
+
 def directory_of(settings: Settings) -> Path:
     """Where the records lie that this engine shares with others."""
     return default_directory() if settings.budget_dir is None else Path(settings.budget_dir)

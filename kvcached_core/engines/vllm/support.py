@@ -42,14 +42,14 @@ _RULES: tuple[_Rule, ...] = (
         "workers that come and go are not followed",
     ),
     (
-        "--kv-transfer-config",
-        lambda c: c.kv_transfer_config is not None,
-        "connectors keep addresses of blocks that may have no memory by then",
-    ),
-    (
         "--kv-offloading-size",
         lambda c: c.cache_config.kv_offloading_size is not None,
         "offloading reads blocks after they were freed",
+    ),
+    (
+        "--kv-transfer-config",
+        lambda c: c.kv_transfer_config is not None,
+        "connectors keep addresses of blocks that may have no memory by then",
     ),
     (
         "--speculative-config",

@@ -18,7 +18,7 @@ from kvcached_core.budget import Budget, Rank, Segment, open_host_budget
 from kvcached_core.config import Settings, format_size
 from kvcached_core.engines.vllm.log import logger
 from kvcached_core.engines.vllm.plan import StoragePlan, check_room
-from kvcached_core.engines.vllm.planner import directory_of, effective_limit
+from kvcached_core.engines.vllm.planner import directory_of, effective_limit, spec_page_bytes
 from kvcached_core.vmm import Arena, HostDriver
 
 if TYPE_CHECKING:
@@ -52,13 +52,16 @@ class KvcachedWorkerStorage(KVWorkerStorage):
             directory_of(settings), settings.budget, settings.capacity, settings.headroom
         )
         capacity = self._budget.capacity()
+        limit = effective_limit(self._vllm_config, settings, capacity)
         model = self._vllm_config.model_config
         if model.original_max_model_len != -1:
             need = sum(s.max_memory_usage_bytes(self._vllm_config) for s in kv_cache_spec.values())
-            limit = effective_limit(self._vllm_config, settings, capacity)
             check_room(need, capacity, limit, settings.headroom, model.max_model_len)
-        given = self._vllm_config.cache_config.kv_cache_memory_bytes
-        return capacity if given is None else min(capacity, given)
+            given = self._vllm_config.cache_config.kv_cache_memory_bytes
+            return capacity if given is None else min(capacity, int(given))
+        # The length is fitted to the answer: leave what whole pages and the null block add to it.
+        page = spec_page_bytes(settings, [s.page_size_bytes for s in kv_cache_spec.values()])
+        return max(0, min(limit, capacity - settings.headroom) - page)
 
     @contextmanager
     def allocation_scope(self, kv_cache_config: KVCacheConfig) -> Iterator[None]:
