@@ -2,6 +2,8 @@
 
 #include <pybind11/stl.h>
 
+#include <stdexcept>
+
 #include "budget/rank.h"
 #include "budget/segment.h"
 
@@ -42,14 +44,28 @@ py::dict counters(const Rank& rank) {
   return counts;
 }
 
+// The end of a rank calls its driver, so it is without the interpreter lock.
+void end_rank(Rank* rank) {
+  if (Py_IsInitialized() && PyGILState_Check()) {
+    const py::gil_scoped_release released;
+    delete rank;
+  } else {
+    delete rank;
+  }
+}
+
 std::shared_ptr<Rank> make_rank(
     std::shared_ptr<Segment> segment, std::uint32_t rank, std::shared_ptr<budget::Budget> record,
     std::string device, int row, std::shared_ptr<vmm::Driver> driver,
     const std::vector<std::pair<std::shared_ptr<vmm::Arena>, budget::Bytes>>& extents) {
   std::vector<budget::Extent> list;
-  for (const auto& [arena, bytes] : extents) list.push_back({arena, bytes});
-  return std::make_shared<Rank>(std::move(segment), rank, std::move(record), std::move(device), row,
-                                std::move(driver), std::move(list));
+  for (const auto& [arena, bytes] : extents) {
+    if (!arena) throw std::invalid_argument("an extent without an arena");
+    list.push_back({arena, bytes});
+  }
+  return {new Rank(std::move(segment), rank, std::move(record), std::move(device), row,
+                   std::move(driver), std::move(list)),
+          end_rank};
 }
 
 void bind_segment(py::module_& m) {
@@ -64,12 +80,7 @@ void bind_segment(py::module_& m) {
       .def("poll", &poll)
       .def("outstanding", &Segment::outstanding)
       .def("released_epoch", &Segment::released_epoch)
-      .def("is_quarantined",
-           [](const Segment& s, std::int32_t page) {
-             for (std::uint32_t r = 0; r < s.num_ranks(); ++r)
-               if (s.page_state(r, page) == budget::PageState::kQuarantined) return true;
-             return false;
-           })
+      .def("is_quarantined", &Segment::is_quarantined, py::arg("page"))
       .def("set_wish", &Segment::set_wish, py::arg("pages"))
       .def("set_idle", &Segment::set_idle, py::arg("pages"))
       .def("failure", &Segment::failure)
@@ -80,14 +91,14 @@ void bind_segment(py::module_& m) {
             return s.wait_progress(seen, Milliseconds(milliseconds));
           },
           py::arg("seen"), py::arg("milliseconds"), no_gil())
-      .def("rank_info", &rank_info, py::arg("rank"))
-      .def("unlink", &Segment::unlink);
+      .def("rank_info", &rank_info, py::arg("rank"));
 }
 
 void bind_rank(py::module_& m) {
   py::class_<Rank, std::shared_ptr<Rank>>(m, "Rank")
-      .def(py::init(&make_rank), py::arg("segment"), py::arg("rank"), py::arg("budget"),
-           py::arg("device"), py::arg("row"), py::arg("driver"), py::arg("extents"), no_gil())
+      .def(py::init(&make_rank), py::arg("segment").none(false).none(false).none(false),
+           py::arg("rank"), py::arg("budget").none(false), py::arg("device"), py::arg("row"),
+           py::arg("driver").none(false), py::arg("extents"), no_gil())
       .def("make_ready", &Rank::make_ready, py::arg("pages"), no_gil())
       .def("retire", &Rank::retire, py::arg("pages"), py::arg("epoch"), no_gil())
       .def(

@@ -10,11 +10,9 @@
 namespace kvcached::budget {
 namespace {
 
-// The table's lock is held for microseconds; a rank that does not get it for this long says no.
-constexpr Milliseconds kLeaseDeadline{50};
-// How long the thread sleeps without news; work always rings, so this bounds only lost wakes.
-constexpr Milliseconds kIdleWait{200};
-// A page that the background thread maps is ready within microseconds; past this it is stuck.
+// How long the thread sleeps without news. All work rings, so this only bounds a lost wake.
+constexpr Milliseconds kIdleWait{1000};
+// A page that another thread maps is ready within microseconds; past this it is stuck.
 constexpr std::chrono::seconds kMapDeadline{30};
 
 }  // namespace
@@ -26,74 +24,152 @@ Rank::Rank(std::shared_ptr<Segment> segment, std::uint32_t rank, std::shared_ptr
       rank_(rank),
       budget_(std::move(budget)),
       row_(row),
-      driver_(std::move(driver)),
-      extents_(std::move(extents)),
       pid_(getpid()),
-      pages_(segment_->num_pages()) {
-  for (const Extent& extent : extents_) page_bytes_ += extent.bytes;
-  RankPart& part = segment_->part(rank_);
-  if (page_bytes_ == 0 || device.size() >= sizeof(part.device))
-    throw std::invalid_argument("a rank needs tensors, and a device key of at most " +
-                                std::to_string(sizeof(part.device) - 1) + " bytes, not '" + device +
+      memory_(budget_, row, std::move(driver), std::move(extents), segment_->num_pages()),
+      threading_(std::make_unique<Threading>()),
+      pages_(segment_->num_pages()),
+      grow_tail_(segment_->part(rank).grow_done.load()) {
+  const RankPart& part = segment_->part(rank_);
+  if (device.empty() || device.size() >= sizeof(part.device))
+    throw std::invalid_argument("a device key has 1 to " + std::to_string(sizeof(part.device) - 1) +
+                                " bytes, not " + std::to_string(device.size()) + ": '" + device +
                                 "'");
-  if (!acquire(0))
-    throw std::runtime_error(
-        "the budget of " + device + " has no room for the first page (" +
-        std::to_string(page_bytes_) + " bytes) beside its other members; free memory there, or " +
-        "give it a larger capacity");
+  if (part.joined.load() != 0)
+    throw std::invalid_argument(name() + " of " + segment_->path() +
+                                " has joined already: give each worker a number of its own");
+  take_first_page(device);
   try {
-    map_page(0);
+    start(device);
   } catch (...) {
-    release_page(0);
+    memory_.release(0);
     throw;
   }
-  std::strncpy(part.device, device.c_str(), sizeof(part.device) - 1);
-  part.row = row_;
-  part.joined.store(1, std::memory_order_release);
-  thread_ = std::thread([this] { serve(); });
 }
 
-Rank::~Rank() { close(); }
+void Rank::take_first_page(const std::string& device) {
+  if (memory_.lease(1, stopping_) == 0)
+    throw BudgetError("the budget of " + device + " has no room for the first page (" +
+                      std::to_string(page_bytes()) + " bytes) beside its other members, or its " +
+                      "table is locked: free memory there, or give it a larger capacity");
+  memory_.create(0);
+  try {
+    memory_.map(0);
+  } catch (...) {
+    memory_.release(0);
+    throw;
+  }
+  ++counters_.created;
+  settle(0, State::kReady);
+}
+
+void Rank::start(const std::string& device) {
+  RankPart& part = segment_->part(rank_);
+  std::strncpy(part.device, device.c_str(), sizeof(part.device) - 1);
+  part.row = row_;
+  threading_->thread = std::thread([this] { serve(); });
+  part.joined.store(1, std::memory_order_release);
+}
+
+Rank::~Rank() {
+  if (getpid() != pid_) {
+    static_cast<void>(threading_.release());
+    return;
+  }
+  try {
+    close();
+  } catch (const std::exception& error) {
+    segment_->fail(rank_, error.what());
+  }
+}
+
+void Rank::check_process() const {
+  if (const pid_t now = getpid(); now != pid_)
+    throw std::logic_error(name() + " belongs to process " + std::to_string(pid_) +
+                           ", this is its child " + std::to_string(now) +
+                           ": make a rank of its own there");
+}
+
+void Rank::check_page(std::int32_t page) const {
+  if (page < 0 || static_cast<std::size_t>(page) >= pages_.size())
+    throw std::logic_error("there is no page " + std::to_string(page) + " in " + name() +
+                           ": pages are 0 to " + std::to_string(pages_.size() - 1));
+}
+
+// --- the background thread ---
 
 void Rank::serve() {
   auto& header = segment_->header();
-  for (;;) {
-    const std::uint32_t seen = header.doorbell.load();
-    {
-      std::lock_guard lock(mutex_);
-      if (stopping_) return;
-    }
-    try {
+  try {
+    while (!stopping_) {
+      const std::uint32_t seen = header.doorbell.load();
       serve_wish();
       const bool grew = serve_growth();
       const bool mapped = serve_ready();
       const bool retired = serve_retirement();
-      if (!grew && !mapped && !retired) futex_wait(header.doorbell, seen, kIdleWait);
-    } catch (const std::exception& error) {
-      segment_->fail(rank_, error.what());
-      return;
+      if (!grew && !mapped && !retired && !stopping_) futex_wait(header.doorbell, seen, kIdleWait);
     }
+  } catch (const std::exception& error) {
+    segment_->fail(rank_, error.what());
   }
+  std::lock_guard lock(mutex_);
+  ended_ = true;
+  threading_->changed.notify_all();
+}
+
+void Rank::serve_wish() {
+  budget_->set_idle(row_, segment_->header().idle_pages.load() * page_bytes());
+  budget_->set_want(row_, segment_->header().wish_pages.load() * page_bytes());
 }
 
 // Creates all that is asked for before it maps any: what others wait for is the promise.
 bool Rank::serve_growth() {
   const std::uint32_t head = segment_->header().grow_head.load(std::memory_order_acquire);
-  const bool any = grow_tail_ != head;
-  bool refused = false;
-  for (; grow_tail_ != head; ++grow_tail_) {
+  if (grow_tail_ == head) return false;
+  std::uint32_t promised = memory_.lease(head - grow_tail_, stopping_);
+  for (; grow_tail_ != head && !stopping_; ++grow_tail_) {
     const std::int32_t page = segment_->entry(grow_tail_);
-    refused = refused || !acquire(page);
-    {
-      std::lock_guard lock(mutex_);
-      if (refused)
-        ++counters_.refused;
-      else
-        to_map_.push_back(page);
+    bool owned = false;
+    if (wants(page) && promised > 0) {
+      --promised;
+      owned = create_page(page);
+      if (!owned) {  // the next would most likely fail too
+        memory_.unlease(promised);
+        promised = 0;
+      }
     }
-    segment_->resolve(rank_, grow_tail_, refused ? Result::kRefused : Result::kOwned);
+    if (!owned) {
+      std::lock_guard lock(mutex_);
+      ++counters_.refused;
+    }
+    segment_->resolve(rank_, grow_tail_, owned ? Result::kOwned : Result::kRefused);
   }
-  return any;
+  memory_.unlease(promised);
+  return true;
+}
+
+bool Rank::wants(std::int32_t page) {
+  check_page(page);
+  std::lock_guard lock(mutex_);
+  const State state = pages_[page].state;
+  if (state == State::kNone || state == State::kQuarantined) return state == State::kNone;
+  throw std::logic_error("page " + std::to_string(page) + " was asked for, but " + name() +
+                         " owns it already: a page grows again only after it was released");
+}
+
+bool Rank::create_page(std::int32_t page) {
+  try {
+    memory_.create(page);
+  } catch (const vmm::DriverError&) {
+    if (memory_.holds(page)) settle(page, State::kQuarantined);
+    return false;
+  }
+  {
+    std::lock_guard lock(mutex_);
+    ++counters_.created;
+    to_map_.push_back(page);
+  }
+  settle(page, State::kOwned);
+  return true;
 }
 
 bool Rank::serve_ready() {
@@ -103,130 +179,113 @@ bool Rank::serve_ready() {
     if (to_map_.empty()) return false;
     page = to_map_.front();
     to_map_.pop_front();
-    if (pages_[page].state != State::kOwned) return true;
+    // Otherwise a step was faster, or the entry is older than the page.
+    if (pages_[page].state != State::kOwned || pages_[page].retired) return true;
     pages_[page].state = State::kMapping;
     ++counters_.mapped_ahead;
   }
   try {
     map_page(page);
   } catch (const vmm::DriverError&) {
-    // The page is owned still: the step that needs it maps it, or says why it cannot.
+    // The step that needs the page tries again, and says why it cannot.
   }
   return true;
 }
 
+// One page a turn: growth and mapping do not wait for a long list.
 bool Rank::serve_retirement() {
-  Retirement next;
+  std::int32_t page = 0;
   {
     std::lock_guard lock(mutex_);
     if (to_retire_.empty()) return false;
-    next = to_retire_.front();
+    std::deque<std::int32_t>& pages = to_retire_.front().pages;
+    if (!pages.empty()) {
+      page = pages.front();
+      pages.pop_front();
+    }
   }
-  for (std::int32_t page : next.pages)
-    if (page != 0) release_page(page);
+  if (page != 0) release_page(page);
   {
     std::lock_guard lock(mutex_);
+    const Retirement& first = to_retire_.front();
+    if (!first.pages.empty()) return true;
+    segment_->part(rank_).released_epoch.store(first.epoch, std::memory_order_release);
     to_retire_.pop_front();
-    segment_->part(rank_).released_epoch.store(next.epoch, std::memory_order_release);
+    threading_->changed.notify_all();
   }
-  changed_.notify_all();
   segment_->ring_scheduler();
   return true;
 }
 
-void Rank::serve_wish() {
-  budget_->set_idle(row_, segment_->header().idle_pages.load() * page_bytes_);
-  budget_->set_want(row_, segment_->header().wish_pages.load() * page_bytes_);
-}
-
-Grant Rank::lease() {
-  const Bytes created = budget_->created();
-  const Bytes free = driver_->free_bytes();
-  return budget_->lease(row_, page_bytes_, free, kLeaseDeadline, created);
-}
-
-bool Rank::acquire(std::int32_t page) {
-  if (lease() != Grant::kGranted) return false;
-  std::vector<vmm::Handle> handles;
-  try {
-    handles = create_handles();
-  } catch (const vmm::DriverError&) {
-    budget_->unlease(row_, page_bytes_);
-    return false;
-  }
-  budget_->mark_created(row_, page_bytes_);
+void Rank::release_page(std::int32_t page) {
   {
+    std::unique_lock lock(mutex_);
+    if (!threading_->changed.wait_for(lock, kMapDeadline, [&] { return settled(page); }))
+      throw std::runtime_error("page " + std::to_string(page) +
+                               " is to be retired, but a step of " + name() +
+                               " has not finished mapping it");
+    if (pages_[page].state == State::kNone) return;
+    pages_[page].state = State::kReleasing;
+  }
+  const bool gone = memory_.release(page);
+  if (gone) {
     std::lock_guard lock(mutex_);
-    pages_[page].state = State::kOwned;
-    pages_[page].handles = std::move(handles);
-    ++counters_.created;
-    created_ += page_bytes_;
+    ++counters_.released;
   }
-  segment_->set_page_state(rank_, page, PageState::kOwned);
-  publish_bytes();
-  return true;
+  settle(page, gone ? State::kNone : State::kQuarantined);
 }
 
-std::vector<vmm::Handle> Rank::create_handles() {
-  std::vector<vmm::Handle> handles;
-  try {
-    for (const Extent& extent : extents_) handles.push_back(driver_->create(extent.bytes));
-  } catch (...) {
-    discard(handles);
-    throw;
-  }
-  return handles;
-}
+// --- any thread ---
 
-void Rank::discard(std::vector<vmm::Handle>& handles) {
-  for (vmm::Handle handle : handles) driver_->release(handle);
-  handles.clear();
-}
-
-// The page is kMapping (or the constructor's). All extents, or none.
+// The page is kMapping, by the caller.
 void Rank::map_page(std::int32_t page) {
-  std::vector<vmm::Handle> handles;
-  {
-    std::lock_guard lock(mutex_);
-    handles = pages_[page].handles;
-  }
-  std::size_t done = 0;
   try {
-    for (; done < extents_.size(); ++done)
-      extents_[done].arena->map(page * extents_[done].bytes, handles[done], true);
+    memory_.map(page);
+  } catch (const vmm::Quarantined&) {
+    settle(page, State::kQuarantined);
+    throw;
   } catch (...) {
-    while (done-- > 0) extents_[done].arena->unmap(page * extents_[done].bytes);
-    std::lock_guard lock(mutex_);
-    pages_[page].state = State::kOwned;
-    changed_.notify_all();
+    settle(page, State::kOwned);
     throw;
   }
-  {
-    std::lock_guard lock(mutex_);
-    pages_[page].state = State::kReady;
-    mapped_ += page_bytes_;
-  }
-  changed_.notify_all();
-  publish_bytes();
+  settle(page, State::kReady);
+}
+
+// Ends what the caller did with a page, and publishes it.
+void Rank::settle(std::int32_t page, State state) {
+  std::lock_guard lock(mutex_);
+  pages_[page].state = state;
+  if (state == State::kNone || state == State::kQuarantined) pages_[page].retired = false;
+  segment_->set_page_state(rank_, page,
+                           state == State::kNone          ? PageState::kVirtual
+                           : state == State::kQuarantined ? PageState::kQuarantined
+                                                          : PageState::kOwned);
+  RankPart& part = segment_->part(rank_);
+  part.mapped_bytes.store(memory_.mapped_bytes(), std::memory_order_relaxed);
+  part.created_bytes.store(memory_.created_bytes(), std::memory_order_relaxed);
+  threading_->changed.notify_all();
 }
 
 void Rank::make_ready(const std::vector<std::int32_t>& pages) {
+  check_process();
   for (std::int32_t page : pages) {
+    check_page(page);
     std::unique_lock lock(mutex_);
-    if (page < 0 || static_cast<std::size_t>(page) >= pages_.size())
-      throw std::logic_error("page " + std::to_string(page) + " of " +
-                             std::to_string(pages_.size()));
-    State& state = pages_[page].state;
-    if (!changed_.wait_for(lock, kMapDeadline, [&] { return state != State::kMapping; }))
-      throw std::runtime_error("rank " + std::to_string(rank_) +
-                               "'s background thread did not map page " + std::to_string(page) +
-                               " in time");
-    if (state == State::kReady) continue;
-    if (state != State::kOwned)
-      throw std::logic_error("rank " + std::to_string(rank_) + " does not own page " +
-                             std::to_string(page) + ", which a step is about to use (state " +
-                             std::to_string(static_cast<int>(state)) + ")");
-    state = State::kMapping;
+    if (!threading_->changed.wait_for(lock, kMapDeadline, [&] { return settled(page); }))
+      throw std::runtime_error(name() + "'s background thread did not map page " +
+                               std::to_string(page) + " in time");
+    Page& mine = pages_[page];
+    if (mine.state == State::kQuarantined)
+      throw vmm::Quarantined(name() + " lost page " + std::to_string(page) +
+                             ", which a step is about to use, to a driver error");
+    if (closed_ || mine.retired || (mine.state != State::kOwned && mine.state != State::kReady))
+      throw std::logic_error(name() + " does not own page " + std::to_string(page) +
+                             ", which a step is about to use" +
+                             (closed_        ? ": it is closed"
+                              : mine.retired ? ": it was told to retire it"
+                                             : ""));
+    if (mine.state == State::kReady) continue;
+    mine.state = State::kMapping;
     ++counters_.mapped_in_step;
     lock.unlock();
     map_page(page);
@@ -234,107 +293,57 @@ void Rank::make_ready(const std::vector<std::int32_t>& pages) {
 }
 
 void Rank::retire(const std::vector<std::int32_t>& pages, std::uint64_t epoch) {
+  check_process();
+  for (std::int32_t page : pages) check_page(page);
   {
     std::lock_guard lock(mutex_);
-    to_retire_.push_back({pages, epoch});
+    if (epoch < last_epoch_)
+      throw std::logic_error("epoch " + std::to_string(epoch) + " came to " + name() + " after " +
+                             std::to_string(last_epoch_));
+    to_retire_.push_back({{pages.begin(), pages.end()}, epoch});
+    last_epoch_ = epoch;
+    for (std::int32_t page : pages)
+      if (page != 0 && pages_[page].state != State::kNone) pages_[page].retired = true;
   }
   futex_bump(segment_->header().doorbell);
 }
 
-void Rank::release_page(std::int32_t page) {
-  std::vector<vmm::Handle> handles;
-  bool mapped;
-  {
-    std::lock_guard lock(mutex_);
-    Page& mine = pages_[page];
-    if (mine.state != State::kOwned && mine.state != State::kReady) return;
-    mapped = mine.state == State::kReady;
-    mine.state = State::kRetiring;
-    handles = std::move(mine.handles);
-    mine.handles.clear();
-  }
-  try {
-    for (const Extent& extent : extents_)
-      if (mapped) extent.arena->unmap(page * extent.bytes);
-    discard(handles);
-  } catch (const vmm::DriverError& error) {
-    // What the driver did is unknown: the page is lost, and so is its lease, but nothing else.
-    std::lock_guard lock(mutex_);
-    pages_[page].state = State::kQuarantined;
-    segment_->set_page_state(rank_, page, PageState::kQuarantined);
-    return;
-  }
-  {
-    std::lock_guard lock(mutex_);
-    pages_[page].state = State::kNone;
-    ++counters_.released;
-    created_ -= page_bytes_;
-    if (mapped) mapped_ -= page_bytes_;
-  }
-  segment_->set_page_state(rank_, page, PageState::kVirtual);
-  budget_->mark_released(row_, page_bytes_);
-  publish_bytes();
-}
-
 bool Rank::drain(Milliseconds deadline) {
+  check_process();
   std::unique_lock lock(mutex_);
-  return changed_.wait_for(lock, deadline, [&] { return to_retire_.empty(); });
-}
-
-void Rank::publish_bytes() {
-  std::lock_guard lock(mutex_);
-  RankPart& part = segment_->part(rank_);
-  part.mapped_bytes.store(mapped_, std::memory_order_relaxed);
-  part.created_bytes.store(created_, std::memory_order_relaxed);
-}
-
-Bytes Rank::mapped_bytes() const {
-  std::lock_guard lock(mutex_);
-  return mapped_;
+  threading_->changed.wait_for(lock, deadline, [&] { return to_retire_.empty() || ended_; });
+  return to_retire_.empty();
 }
 
 RankCounters Rank::counters() const {
+  check_process();
   std::lock_guard lock(mutex_);
   return counters_;
 }
 
 void Rank::close() {
-  if (getpid() != pid_) {
-    if (thread_.joinable()) thread_.detach();
-    return;
-  }
+  if (getpid() != pid_) return;
   {
     std::lock_guard lock(mutex_);
     if (closed_) return;
-    closed_ = stopping_ = true;
+    closed_ = true;
   }
+  stopping_ = true;
   futex_bump(segment_->header().doorbell);
-  if (thread_.joinable()) thread_.join();
-  if (give_back()) budget_->leave(row_);
-}
-
-// True if nothing is held any more. What would not go keeps its lease until the process is gone.
-bool Rank::give_back() {
-  Bytes released = 0;
-  bool clean = true;
-  for (Page& page : pages_) {
-    if (page.state == State::kNone) continue;
-    if (page.state == State::kQuarantined) {
-      clean = false;
-      continue;
-    }
-    try {
-      if (page.state == State::kOwned) discard(page.handles);
-      released += page_bytes_;
-    } catch (const vmm::DriverError&) {
-      clean = false;
-    }
+  if (threading_->thread.joinable()) threading_->thread.join();
+  {
+    // A step under way finishes its page and finds the rank closed at the next.
+    std::unique_lock lock(mutex_);
+    for (std::size_t page = 0; page < pages_.size(); ++page)
+      threading_->changed.wait_for(lock, kMapDeadline,
+                                   [&] { return settled(static_cast<std::int32_t>(page)); });
   }
-  for (const Extent& extent : extents_) extent.arena->release();
-  budget_->set_want(row_, 0);
-  if (released > 0) budget_->mark_released(row_, released);
-  mapped_ = created_ = 0;
-  return clean;
+  to_retire_.clear();
+  const bool clean = memory_.close();
+  for (std::size_t page = 0; page < pages_.size(); ++page)
+    settle(static_cast<std::int32_t>(page),
+           memory_.holds(static_cast<std::int32_t>(page)) ? State::kQuarantined : State::kNone);
+  if (clean) budget_->leave(row_);
 }
 
 }  // namespace kvcached::budget

@@ -1,10 +1,16 @@
 // A rank's physical memory: takes it from the budget, creates, maps, retires and gives it back.
 //
-// One background thread serves the instance's segment: for each page asked for it leases, creates
-// handles, publishes the result, and then maps and zeroes ahead. The engine's thread calls only
+// One background thread serves the instance's segment: for the pages asked for it leases, creates
+// handles, publishes the results, and then maps and zeroes ahead. The engine's thread calls only
 // make_ready() before a step, which finds the pages mapped unless the background is late, and
 // retire() behind a step's fence, which queues. Neither waits for the other's driver calls on
-// other pages. No thread here knows Python. All waits have a deadline.
+// other pages. No thread here knows Python. All waits have a deadline, but for close(), which
+// waits for the background's driver call under way.
+//
+// Failures: what the driver refuses to create is refused; a page that it would not map is owned
+// still; one that it would not take back is in quarantine: it keeps its lease until it goes at
+// another retire() or at close(). Anything else ends the thread and is told by Segment::failure().
+// Fork: in a child, close() and the destructor do nothing, everything else with an effect raises.
 #pragma once
 
 #include <condition_variable>
@@ -16,17 +22,10 @@
 #include <thread>
 #include <vector>
 
-#include "budget/budget.h"
+#include "budget/rank_memory.h"
 #include "budget/segment.h"
-#include "vmm/arena.h"
 
 namespace kvcached::budget {
-
-// The part of one tensor that belongs to a page: [page * bytes, (page + 1) * bytes) of `arena`.
-struct Extent {
-  std::shared_ptr<vmm::Arena> arena;
-  Bytes bytes;  // whole granules
-};
 
 struct RankCounters {
   std::uint64_t created = 0, released = 0;  // pages
@@ -37,8 +36,10 @@ struct RankCounters {
 
 class Rank {
  public:
-  // Creates and maps page 0, whose memory stays until close(); raises BudgetError if the budget has
-  // no room for it. Publishes `row` and `device`, then serves.
+  // Creates and maps page 0, whose memory stays until close(). Publishes `row` and `device`, then
+  // serves. Raises BudgetError if the budget has no room for page 0, vmm::DriverError if the driver
+  // fails, std::invalid_argument for extents or a device key that cannot be and for a rank that has
+  // joined before; then nothing is held, and the row is still the caller's.
   Rank(std::shared_ptr<Segment> segment, std::uint32_t rank, std::shared_ptr<Budget> budget,
        std::string device, int row, std::shared_ptr<vmm::Driver> driver,
        std::vector<Extent> extents);
@@ -47,66 +48,76 @@ class Rank {
   Rank& operator=(const Rank&) = delete;
 
   // Every page has memory and is mapped when it returns. Raises std::logic_error, naming the page,
-  // for one that this rank does not own; vmm::DriverError if mapping fails.
+  // for one that this rank does not own or was told to retire; vmm::DriverError if mapping fails,
+  // vmm::Quarantined if that cannot be mended.
   void make_ready(const std::vector<std::int32_t>& pages);
   // The pages are not used by anything any more: they are unmapped and released, and their lease
-  // ends, in order of the epochs. Pages that this rank does not own are passed over.
+  // ends, in order of the epochs, which never fall (std::logic_error). Pages that this rank does
+  // not own are passed over, and so is page 0.
   void retire(const std::vector<std::int32_t>& pages, std::uint64_t epoch);
-  // Waits until everything retired so far is released; false after the deadline.
+  // Waits until everything retired so far is released; false after the deadline, or at once if the
+  // background thread has ended.
   bool drain(Milliseconds deadline);
 
-  Bytes page_bytes() const { return page_bytes_; }
-  Bytes mapped_bytes() const;
+  Bytes page_bytes() const { return memory_.page_bytes(); }
+  Bytes mapped_bytes() const { return memory_.mapped_bytes(); }
   RankCounters counters() const;
-  // Stops the thread, releases all memory and gives the row back. Idempotent. In another process
-  // than the one that made it, does nothing.
+  // Stops the thread, releases all memory and gives the row back, unless the driver keeps some.
+  // Idempotent. In another process than the one that made it, does nothing.
   void close();
 
  private:
-  enum class State : std::uint8_t { kNone, kOwned, kMapping, kReady, kRetiring, kQuarantined };
+  enum class State : std::uint8_t { kNone, kOwned, kMapping, kReady, kReleasing, kQuarantined };
   struct Page {
     State state = State::kNone;
-    std::vector<vmm::Handle> handles;  // one an extent while owned
+    bool retired = false;  // queued in to_retire_
   };
   struct Retirement {
-    std::vector<std::int32_t> pages;
+    std::deque<std::int32_t> pages;
     std::uint64_t epoch;
   };
+  // What a forked child must leave alone: destroying either would wait for, or end, a thread that
+  // is not there.
+  struct Threading {
+    std::condition_variable changed;
+    std::thread thread;
+  };
 
+  void take_first_page(const std::string& device);
+  void start(const std::string& device);
   void serve();
   bool serve_growth();
   bool serve_ready();
   bool serve_retirement();
   void serve_wish();
-  bool acquire(std::int32_t page);
-  Grant lease();
-  std::vector<vmm::Handle> create_handles();
+  bool wants(std::int32_t page);
+  bool create_page(std::int32_t page);
   void map_page(std::int32_t page);
   void release_page(std::int32_t page);
-  void discard(std::vector<vmm::Handle>& handles);
-  bool give_back();
-  void publish_bytes();
+  void settle(std::int32_t page, State state);
+  bool settled(std::int32_t page) const { return pages_[page].state != State::kMapping; }
+  void check_process() const;
+  void check_page(std::int32_t page) const;
+  std::string name() const { return "rank " + std::to_string(rank_); }
 
   const std::shared_ptr<Segment> segment_;
   const std::uint32_t rank_;
   const std::shared_ptr<Budget> budget_;
   const int row_;
-  const std::shared_ptr<vmm::Driver> driver_;
-  const std::vector<Extent> extents_;
-  Bytes page_bytes_ = 0;
   const pid_t pid_;
+  RankMemory memory_;  // a page's pieces belong to the thread that set kMapping or kReleasing
 
-  mutable std::mutex mutex_;  // guards all below; never held across a driver call or a wait
-  std::condition_variable changed_;
+  mutable std::mutex mutex_;  // guards all below; never held across a driver call
+  std::unique_ptr<Threading> threading_;
   std::vector<Page> pages_;
   std::deque<std::int32_t> to_map_;
   std::deque<Retirement> to_retire_;
+  std::uint64_t last_epoch_ = 0;
   RankCounters counters_;
-  Bytes mapped_ = 0, created_ = 0;
-  bool stopping_ = false, closed_ = false;
+  bool ended_ = false, closed_ = false;
 
-  std::uint32_t grow_tail_ = 0;  // background thread only
-  std::thread thread_;
+  std::atomic<bool> stopping_{false};
+  std::uint32_t grow_tail_;  // background thread only
 };
 
 }  // namespace kvcached::budget

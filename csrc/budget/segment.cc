@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -18,6 +19,9 @@ namespace {
 
 constexpr std::uint64_t kMagic = 0x4745534341564b00;  // "\0KVACSEG"
 constexpr std::uint32_t kVersion = 1;
+
+// Page ids and distances in the ring are signed 32-bit numbers.
+constexpr std::uint32_t kMaxPages = 1U << 30;
 
 std::uint32_t power_of_two(std::uint32_t n) {
   std::uint32_t p = 1;
@@ -48,11 +52,42 @@ std::size_t total_size(std::uint32_t pages, std::uint32_t ranks, std::uint32_t r
 class File {
  public:
   explicit File(int fd) : fd_(fd) {}
-  ~File() { ::close(fd_); }
+  ~File() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
   int get() const { return fd_; }
 
  private:
   int fd_;
+};
+
+// A file under a name of its own until it is renamed to `path`; removed if it never is.
+class NewFile {
+ public:
+  explicit NewFile(const std::string& path)
+      : path_(path), name_(path + ".XXXXXX"), file_(mkostemp(name_.data(), O_CLOEXEC)) {
+    if (file_.get() < 0) raise_errno("cannot make " + name_);
+  }
+  ~NewFile() {
+    if (!name_.empty()) ::unlink(name_.c_str());
+  }
+  int fd() const { return file_.get(); }
+  void allocate(std::size_t size) {
+    if (int error = posix_fallocate(fd(), 0, static_cast<off_t>(size)); error != 0)
+      throw std::system_error(error, std::generic_category(),
+                              "no room for " + std::to_string(size) + " bytes at " + name_);
+  }
+  void publish() {
+    if (::rename(name_.c_str(), path_.c_str()) != 0) raise_errno("cannot name " + path_);
+    name_.clear();
+  }
+
+ private:
+  const std::string path_;
+  std::string name_;
+  File file_;
 };
 
 void* map_shared(int fd, std::size_t size, const std::string& path) {
@@ -61,7 +96,7 @@ void* map_shared(int fd, std::size_t size, const std::string& path) {
   return base;
 }
 
-// This instance's word, seen `wraps`-safely: whether `done` has passed `sequence`.
+// Whether `done` lies behind `sequence`, also where the 32 bits wrap.
 bool passed(std::uint32_t done, std::uint32_t sequence) {
   return static_cast<std::int32_t>(done - sequence) > 0;
 }
@@ -70,22 +105,16 @@ bool passed(std::uint32_t done, std::uint32_t sequence) {
 
 std::shared_ptr<Segment> Segment::create(const std::string& path, std::uint32_t num_pages,
                                          std::uint32_t num_ranks) {
-  if (num_pages == 0 || num_ranks == 0 || num_ranks > kMaxRanks)
-    throw std::invalid_argument("a segment needs 1 page or more and 1 to 64 ranks, not " +
+  if (num_pages == 0 || num_pages > kMaxPages || num_ranks == 0 || num_ranks > kMaxRanks)
+    throw std::invalid_argument("a segment needs 1 to " + std::to_string(kMaxPages) +
+                                " pages and 1 to " + std::to_string(kMaxRanks) + " ranks, not " +
                                 std::to_string(num_pages) + " pages and " +
                                 std::to_string(num_ranks) + " ranks");
   const std::uint32_t ring = power_of_two(num_pages);
   const std::size_t size = total_size(num_pages, num_ranks, ring);
-  const std::string temporary = path + "." + std::to_string(getpid());
-  int fd = ::open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  if (fd < 0) raise_errno("cannot make " + temporary);
-  File file(fd);
-  if (int error = posix_fallocate(fd, 0, static_cast<off_t>(size)); error != 0) {
-    ::unlink(temporary.c_str());
-    throw std::system_error(error, std::generic_category(),
-                            "no room for " + std::to_string(size) + " bytes at " + temporary);
-  }
-  void* base = map_shared(fd, size, temporary);
+  NewFile file(path);
+  file.allocate(size);
+  void* base = map_shared(file.fd(), size, path);
   auto* header = new (base) SegmentHeader{};
   header->magic = kMagic;
   header->version = kVersion;
@@ -94,11 +123,7 @@ std::shared_ptr<Segment> Segment::create(const std::string& path, std::uint32_t 
   header->ring_size = ring;
   std::shared_ptr<Segment> segment(new Segment(path, base, size));
   for (std::uint32_t r = 0; r < num_ranks; ++r) new (&segment->part(r)) RankPart{};
-  if (::rename(temporary.c_str(), path.c_str()) != 0) {
-    int error = errno;
-    ::unlink(temporary.c_str());
-    throw std::system_error(error, std::generic_category(), "cannot name " + path);
-  }
+  file.publish();
   return segment;
 }
 
@@ -106,13 +131,14 @@ std::shared_ptr<Segment> Segment::open(const std::string& path) {
   int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) raise_errno("cannot open the instance's segment " + path);
   File file(fd);
-  struct stat info {};
+  struct stat info{};
   if (fstat(fd, &info) != 0) raise_errno("cannot read the size of " + path);
   const auto size = static_cast<std::size_t>(info.st_size);
   if (size < sizeof(SegmentHeader)) throw std::runtime_error(path + " is too short for a segment");
   void* base = map_shared(fd, size, path);
   auto* header = static_cast<SegmentHeader*>(base);
-  if (header->magic != kMagic || header->version != kVersion ||
+  if (header->magic != kMagic || header->version != kVersion || header->num_pages > kMaxPages ||
+      header->ring_size != power_of_two(header->num_pages) ||
       size != total_size(header->num_pages, header->num_ranks, header->ring_size)) {
     const std::uint32_t version = header->version;
     munmap(base, size);
@@ -155,10 +181,12 @@ std::atomic<std::uint8_t>* Segment::states(std::uint32_t rank) const {
 }
 
 void Segment::request(const std::vector<std::int32_t>& pages) {
+  for (std::int32_t page : pages) check_page(page);
   if (outstanding() + pages.size() > header_->ring_size)
     throw std::logic_error(std::to_string(pages.size()) + " entries on top of " +
                            std::to_string(outstanding()) + " unresolved do not fit a ring of " +
-                           std::to_string(header_->ring_size));
+                           std::to_string(header_->ring_size) + ": poll() before asking for more");
+  if (pages.empty()) return;
   const std::uint32_t mask = header_->ring_size - 1;
   for (std::int32_t page : pages) {
     for (std::uint32_t r = 0; r < header_->num_ranks; ++r)
@@ -182,9 +210,9 @@ Resolved Segment::poll() {
     std::uint32_t owned = 0;
     for (std::uint32_t r = 0; r < header_->num_ranks; ++r)
       owned += results(r)[tail_ & mask].load() == static_cast<std::uint8_t>(Result::kOwned);
-    auto& list = owned == header_->num_ranks ? resolved.owned
-                 : owned == 0                ? resolved.refused
-                                             : resolved.partial;
+    auto& list = owned == header_->num_ranks           ? resolved.owned
+                 : owned == 0 && !is_quarantined(page) ? resolved.refused
+                                                       : resolved.partial;
     list.push_back(page);
   }
   return resolved;
@@ -199,7 +227,20 @@ std::uint64_t Segment::released_epoch() const {
   return least;
 }
 
+void Segment::check_page(std::int32_t page) const {
+  if (page < 0 || static_cast<std::uint32_t>(page) >= header_->num_pages)
+    throw std::out_of_range("there is no page " + std::to_string(page) + " in " + path_ +
+                            ": pages are 0 to " + std::to_string(header_->num_pages - 1));
+}
+
+bool Segment::is_quarantined(std::int32_t page) const {
+  for (std::uint32_t r = 0; r < header_->num_ranks; ++r)
+    if (page_state(r, page) == PageState::kQuarantined) return true;
+  return false;
+}
+
 PageState Segment::page_state(std::uint32_t rank, std::int32_t page) const {
+  check_page(page);
   return static_cast<PageState>(states(rank)[page].load(std::memory_order_acquire));
 }
 
@@ -224,8 +265,6 @@ std::uint32_t Segment::wait_progress(std::uint32_t seen, Milliseconds deadline) 
   if (header_->progress.load() == seen) futex_wait(header_->progress, seen, deadline);
   return header_->progress.load();
 }
-
-void Segment::unlink() { ::unlink(path_.c_str()); }
 
 std::int32_t Segment::entry(std::uint32_t sequence) const {
   return static_cast<std::int32_t>(ring()[sequence & (header_->ring_size - 1)].load());

@@ -6,7 +6,8 @@
 // epoch, and each rank publishes the last epoch whose pages it has released.
 //
 // One writer a field: the scheduler half writes the header's fields, a rank its own RankPart. All
-// waits have a deadline. The file is made under a temporary name and renamed; its owner removes it.
+// waits have a deadline. Sequence numbers are 32 bits and wrap. The file is made under a temporary
+// name and renamed; whoever made it locks and removes it (kvcached_core/budget/instance.py).
 #pragma once
 
 #include <atomic>
@@ -33,19 +34,19 @@ struct SegmentHeader {
   std::uint32_t version;
   std::uint32_t num_pages;
   std::uint32_t num_ranks;
-  std::uint32_t ring_size;  // a power of two, at least num_pages
-  alignas(64) std::atomic<std::uint32_t> doorbell;    // futex: the scheduler half did something
-  std::atomic<std::uint32_t> grow_head;               // entries published, modulo 2^32
-  std::atomic<std::uint32_t> wish_pages;              // pages lacking for a request that waits
-  std::atomic<std::uint32_t> idle_pages;              // pages that no request uses
-  alignas(64) std::atomic<std::uint32_t> progress;    // futex: a rank did something
+  std::uint32_t ring_size;                          // a power of two, at least num_pages
+  alignas(64) std::atomic<std::uint32_t> doorbell;  // futex: the scheduler half did something
+  std::atomic<std::uint32_t> grow_head;             // entries published, modulo 2^32
+  std::atomic<std::uint32_t> wish_pages;            // pages lacking for a request that waits
+  std::atomic<std::uint32_t> idle_pages;            // pages that no request uses
+  alignas(64) std::atomic<std::uint32_t> progress;  // futex: a rank did something
 };
 
 struct RankPart {
-  alignas(64) std::atomic<std::uint32_t> joined;       // 1 once `row` and `device` are set
-  std::int32_t row;                                    // row in the device's record
-  char device[64];                                     // key of the device's record
-  alignas(64) std::atomic<std::uint32_t> grow_done;    // entries resolved, modulo 2^32
+  alignas(64) std::atomic<std::uint32_t> joined;     // 1 once `row` and `device` are set
+  std::int32_t row;                                  // row in the device's record
+  char device[64];                                   // key of the device's record
+  alignas(64) std::atomic<std::uint32_t> grow_done;  // entries resolved, modulo 2^32
   std::atomic<std::uint64_t> released_epoch;
   std::atomic<std::uint64_t> mapped_bytes;
   std::atomic<std::uint64_t> created_bytes;
@@ -56,16 +57,18 @@ struct RankPart {
 // What became of entries since the last look.
 struct Resolved {
   std::vector<std::int32_t> owned;    // by all ranks
-  std::vector<std::int32_t> refused;  // by all ranks that answered; nobody holds memory
-  std::vector<std::int32_t> partial;  // refused by some, owned by others: retire them
+  std::vector<std::int32_t> refused;  // by all ranks; nobody holds memory
+  std::vector<std::int32_t> partial;  // some rank owns it, or what its driver keeps: retire them
 };
 
 class Segment {
  public:
-  // Makes the file; raises std::system_error (no space, file exists and its owner lives).
+  // Makes the file, in the place of one that has the name. Raises std::system_error (no space),
+  // std::invalid_argument for numbers that cannot be.
   static std::shared_ptr<Segment> create(const std::string& path, std::uint32_t num_pages,
                                          std::uint32_t num_ranks);
-  // Maps an existing one; raises std::runtime_error for another version or a torn file.
+  // Maps an existing one; raises std::runtime_error for another version or a torn file. A scheduler
+  // half opens it before its first request: what was asked for before is not reported to it.
   static std::shared_ptr<Segment> open(const std::string& path);
   ~Segment();
   Segment(const Segment&) = delete;
@@ -76,19 +79,21 @@ class Segment {
   std::uint32_t num_ranks() const { return header_->num_ranks; }
 
   // --- scheduler half; one thread ---
-  // Publishes entries. At most num_pages may be unresolved (the ledger sees to it).
+  // Publishes entries. Raises std::logic_error if the ring, which has room for num_pages, has none
+  // left, std::out_of_range for a page that there is not; then none is published.
   void request(const std::vector<std::int32_t>& pages);
   Resolved poll();
   std::uint32_t outstanding() const { return head_ - tail_; }
-  std::uint64_t released_epoch() const;                 // the smallest over all ranks
+  std::uint64_t released_epoch() const;  // the smallest over all ranks
   PageState page_state(std::uint32_t rank, std::int32_t page) const;
+  bool is_quarantined(std::int32_t page) const;  // by any rank
+  // Rings only if the number is another than before.
   void set_wish(std::uint32_t pages);
   void set_idle(std::uint32_t pages);
-  std::string failure() const;                          // of any rank; empty if none
+  std::string failure() const;  // of any rank; empty if none
   std::uint32_t progress() const;
   // Blocks until progress() differs from `seen` or the deadline passes; returns it.
   std::uint32_t wait_progress(std::uint32_t seen, Milliseconds deadline) const;
-  void unlink();
 
   // --- a rank's half ---
   SegmentHeader& header() { return *header_; }
@@ -101,6 +106,7 @@ class Segment {
 
  private:
   Segment(std::string path, void* base, std::size_t size);
+  void check_page(std::int32_t page) const;
   std::atomic<std::uint32_t>* ring() const;
   std::atomic<std::uint8_t>* results(std::uint32_t rank) const;
   std::atomic<std::uint8_t>* states(std::uint32_t rank) const;

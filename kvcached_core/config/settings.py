@@ -77,7 +77,7 @@ def _integer(least: int, most: int) -> Callable[[str, Any], int]:
     def parse(key: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise SettingsError(f"{key}: found {value!r}, allowed are {least} to {most}")
-        return value
+        return int(value)
 
     return parse
 

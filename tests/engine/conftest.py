@@ -1,4 +1,5 @@
 import pytest
+
 from engine.processes import Engines, Run
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -22,7 +23,7 @@ def _held(pid: int) -> int:
     try:
         for fd in (PROC / str(pid) / "fd").iterdir():
             try:
-                if "memfd:kvcached" in os.readlink(fd):
+                if "memfd:kvcached" in str(fd.readlink()):
                     total += fd.stat().st_blocks * 512
             except OSError:
                 continue
@@ -98,12 +99,41 @@ class Inside:
             return blocks
 
         BlockPool.get_new_blocks = recording
+        self.cached: set[str] = set()
+        self.removed = 0
+        take_events = BlockPool.take_events
+
+        def replaying(pool: Any) -> Any:
+            events = take_events(pool)
+            for event in events:
+                self._replay(event)
+            return events
+
+        BlockPool.take_events = replaying
+
+    def _replay(self, event: Any) -> None:
+        kind = type(event).__name__
+        if kind == "BlockStored":
+            self.cached |= {repr(h) for h in event.block_hashes}
+        elif kind == "BlockRemoved":
+            self.removed += 1
+            self.cached -= {repr(h) for h in event.block_hashes}
+        elif kind == "AllBlocksCleared":
+            self.cached.clear()
 
     def report(self, llm: Any) -> dict[str, Any]:
+        from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
+
         runner = core(llm).model_executor.driver_worker.worker.model_runner
         tensors = [[list(t.shape), list(t.stride()), str(t.dtype)] for t in runner.kv_caches]
         offsets = [t.storage_offset() for t in runner.kv_caches]
+        pool = core(llm).scheduler.kv_cache_manager.block_pool
+        for event in pool.kv_event_queue:
+            self._replay(event)
+        hashes = {repr(maybe_convert_block_hash(get_block_hash(h))) for h in _keys(pool)}
         report = {"block_ids": self.block_ids, "tensors": tensors, "offsets": offsets}
+        report["events_hold"] = self.cached == hashes
+        report["events_cached"], report["events_removed"] = len(self.cached), self.removed
         storage = getattr(core(llm).scheduler, "kv_storage", None)
         if storage is not None:
             storage.ledger.check_integrity()
@@ -115,6 +145,10 @@ class Inside:
         return report
 
 
+def _keys(pool: Any) -> list[Any]:
+    return list(pool.cached_block_hash_to_block._cache)
+
+
 def readable_pages(worker_storage: Any) -> int:
     """Pages of the first tensor of which any byte can be read without a fault."""
     from kvcached_core.vmm import readable_bytes
@@ -122,6 +156,39 @@ def readable_pages(worker_storage: Any) -> int:
     arena, extent = worker_storage._arenas[0], worker_storage._plan.extent_bytes[0]
     starts = range(arena.base, arena.base + arena.size, extent)
     return sum(readable_bytes(start, extent) > 0 for start in starts)
+
+
+class Readable:
+    """Every `every` steps, in the in-process shape, what can be read against what is mapped.
+
+    The background thread may map or unmap during a look, so a look is right if what was read lies
+    between what was mapped before it and after it.
+    """
+
+    def __init__(self, every: int = 40) -> None:
+        from kvcached_core.engines.vllm.worker_storage import KvcachedWorkerStorage
+
+        self.looks = 0
+        self.wrong: list[tuple[int, int, int]] = []
+        self.most_unmapped = 0
+        steps = itertools.count(1)
+        original = KvcachedWorkerStorage.begin_step
+
+        def looking(storage: Any, scheduler_output: Any) -> None:
+            original(storage, scheduler_output)
+            if next(steps) % every == 0:
+                self._look(storage)
+
+        KvcachedWorkerStorage.begin_step = looking
+
+    def _look(self, storage: Any) -> None:
+        mapped = [storage._rank.mapped_bytes // storage._rank.page_bytes]
+        readable = readable_pages(storage)
+        mapped.append(storage._rank.mapped_bytes // storage._rank.page_bytes)
+        self.looks += 1
+        self.most_unmapped = max(self.most_unmapped, storage._plan.num_pages - readable)
+        if not min(mapped) <= readable <= max(mapped):
+            self.wrong.append((mapped[0], readable, mapped[1]))
 
 
 class Mutant:

@@ -52,6 +52,7 @@ class Engines:
             "PYTHONPATH": os.pathsep.join(paths),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if in_process else "1",
             "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",  # idle threads spin, and the machine may have two cores
             "VLLM_NO_USAGE_STATS": "1",
         }
 
@@ -85,8 +86,13 @@ class Engines:
         log = self._folder / f"{name}.log"
         with log.open("w") as out:
             code = subprocess.run(
-                command, env=env, cwd=self._folder, stdout=out, stderr=out, timeout=DEADLINE_S
+                command,
+                env=env,
+                cwd=self._folder,
+                stdout=out,
+                stderr=out,
+                timeout=DEADLINE_S,
+                check=False,
             ).returncode
         result = json.loads(made.read_text()) if made.exists() else None
         return Run(code, log.read_text(errors="replace"), result)
-

@@ -3,9 +3,9 @@
     python tests/engine/runner.py JOB.json RESULT.json   (with tests/ on PYTHONPATH)
 
 The job: ``model``; ``engine``, arguments of LLM beside those below; ``count`` of requests;
-``inside``, whether to record what the in-process shape (``VLLM_ENABLE_V1_MULTIPROCESSING=0``) shows;
-``mutant``, a kind of harm and the step before which it is done; ``reset``, whether to drop the
-prefix cache at the end.
+``inside``, whether to record what the in-process shape shows (VLLM_ENABLE_V1_MULTIPROCESSING=0);
+``mutant``, a kind of harm and the step before which it is done; ``neighbour``, what another member
+of the budget needs once the engine is idle; ``reset``, whether to drop the prefix cache at the end.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
     inside = observe.Inside() if job.get("inside") else None
     mutant = observe.Mutant(*job["mutant"]) if job.get("mutant") else None
+    readable = observe.Readable() if job.get("readable") else None
     began = time.monotonic()
     llm = LLM(job["model"], **{**ENGINE, **job.get("engine", {})})
     result: dict[str, Any] = {"start_seconds": time.monotonic() - began}
@@ -56,12 +57,22 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     result["request_ids"] = [o.request_id for o in outputs]
     result["metrics"] = observe.metrics(llm)
     result["memory_after_run"] = memory.settle()
+    if job.get("neighbour"):
+        from engine.neighbour import need_memory
+
+        directory, device, want = job["neighbour"]
+        result["neighbour"] = need_memory(Path(directory), device, want)
+        result["memory_after_neighbour"] = memory.settle()
+        again = llm.generate(prompts, samplings, use_tqdm=False)
+        result["tokens_again"] = [list(o.outputs[0].token_ids) for o in again]
     if job.get("reset"):
         result["reset"] = llm.reset_prefix_cache()
         result["memory_after_reset"] = memory.settle()
     result["memory_peak"] = memory.stop()
     if inside is not None:
         result["inside"] = inside.report(llm)
+    if readable is not None:
+        result["readable"] = {**vars(readable)}
     if mutant is not None:
         result["owners"] = mutant.owners
     return result

@@ -13,18 +13,28 @@ from engine.processes import Engines, Run
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 PAGE = 256 << 10  # four blocks of the tiny model
+CAPACITY = 64 << 20
 
 
 @pytest.fixture(scope="module")
 def unbounded(engines: Engines) -> Run:
-    """Room for everything; scheduler half and rank are two processes; a cached prefix stays."""
-    return engines.elastic("unbounded", {}, reset=True)
+    """Room for everything; scheduler half and rank are two processes; a cached prefix stays.
+
+    Then a neighbour needs seven eighths of the budget, then the workload runs once more.
+    """
+    budget = engines.storage("unbounded")["budget_dir"]
+    neighbour = [budget, "host:unbounded", CAPACITY * 7 // 8]
+    return engines.elastic("unbounded", {"capacity": CAPACITY}, neighbour=neighbour, reset=True)
 
 
 @pytest.fixture(scope="module")
 def tight(engines: Engines) -> Run:
     """Memory for a twentieth of the addresses; scheduler half and rank share a process."""
-    return engines.elastic("tight", {"limit": "3MiB"}, inside=True, in_process=True)
+    events = {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}}
+    storage = {"limit": "3MiB", "prefix_bound": "1MiB"}
+    return engines.elastic(
+        "tight", storage, inside=True, in_process=True, readable=True, engine=events
+    )
 
 
 def test_the_workload_has_teeth(upstream: Run) -> None:
@@ -52,7 +62,10 @@ def test_no_step_waited_for_a_mapping(tight: Run) -> None:
 
 
 def test_what_is_not_mapped_cannot_be_read(tight: Run) -> None:
-    inside = tight["inside"]
+    inside, during = tight["inside"], tight["readable"]
+    assert during["looks"] > 10
+    assert during["wrong"] == []
+    assert during["most_unmapped"] > 200
     assert inside["readable"] == inside["mapped"] < inside["pages"]
 
 
@@ -69,6 +82,22 @@ def test_memory_follows_use(unbounded: Run) -> None:
     assert unbounded["memory_peak"] > 20 * PAGE
     assert unbounded["memory_after_run"] > 20 * PAGE  # prefixes are kept, no neighbour asks
     assert unbounded["memory_after_reset"] <= 4 * PAGE + PAGE
+
+
+def test_an_idle_engine_gives_cached_memory_to_a_neighbour(unbounded: Run, upstream: Run) -> None:
+    told = unbounded["neighbour"]
+    assert unbounded["memory_after_run"] > CAPACITY // 8  # it has to give some of it up
+    assert told["refused_first"] and told["granted"]
+    print(f"given up {told['seconds']:.3f} s after the neighbour's need")
+    assert unbounded["memory_after_neighbour"] <= CAPACITY // 8
+    assert unbounded["tokens_again"] == upstream["tokens"]
+
+
+def test_kv_cache_events_tell_the_truth(tight: Run) -> None:
+    inside = tight["inside"]
+    assert inside["events_removed"] > 100
+    assert inside["events_cached"] > 0
+    assert inside["events_hold"]
 
 
 def test_no_prefix_is_kept_under_a_bound_of_nothing(engines: Engines, upstream: Run) -> None:

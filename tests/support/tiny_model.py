@@ -1,8 +1,8 @@
 """Small random models, made on the spot: no download, under a second, a few megabytes.
 
 Weights are N(0, 0.02) and norms are 1; an engine's own dummy weights are near zero and give the
-same tokens for almost any prompt. Queries and keys are N(0, 0.1), which makes attention peaked: with
-flat attention every step sees the mean of the context and repeats its token.
+same tokens for almost any prompt. Queries and keys are N(0, 0.1), which makes attention peaked:
+with flat attention every step sees the mean of the context and repeats its token.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ class TinyLlama:
         return 2 * self.layers * self.kv_heads * self.head_dim * dtype_size
 
 
-def make_tiny_llama(directory: Path, shape: TinyLlama = TinyLlama()) -> Path:
+DEFAULT = TinyLlama()
+
+
+def make_tiny_llama(directory: Path, shape: TinyLlama = DEFAULT) -> Path:
     """Writes config, float32 weights and a byte-level tokenizer; returns the directory."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
