@@ -10,13 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.tiny_model import make_tiny_llama
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec
 
 from kvcached_core.engines.vllm import support
 from kvcached_core.engines.vllm.backend import KvcachedBackend, settings_of
+from support.tiny_model import make_tiny_llama
 
 pytestmark = [pytest.mark.engine]
 
@@ -152,7 +152,7 @@ def test_option_is_refused_by_its_name(
     configure: Configure, option: str, given: dict[str, Any]
 ) -> None:
     if "kv_transfer_config" in given:
-        from vllm.config import KVTransferConfig  # noqa: PLC0415
+        from vllm.config import KVTransferConfig
 
         given = {"kv_transfer_config": KVTransferConfig(**given["kv_transfer_config"])}
     with pytest.raises(ValueError, match=f"does not work with .*{option}"):
@@ -266,7 +266,7 @@ def test_a_model_without_a_kv_cache_is_refused() -> None:
 
 
 def test_the_names_of_served_specs_are_upstreams() -> None:
-    from vllm.v1 import kv_cache_interface  # noqa: PLC0415
+    from vllm.v1 import kv_cache_interface
 
     for name in support._SPECS:
         assert isinstance(getattr(kv_cache_interface, name), type)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _UNKNOWN_FREE = 2**64 - 1
 
 
-class KvcachedBlockStorage(KVBlockStorage):
+class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
     """See the interface. Raises RuntimeError from any call once a rank reports a failure after
     which blocks might be lost: the engine then stops instead of serving wrong data."""
 

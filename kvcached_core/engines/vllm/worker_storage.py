@@ -19,7 +19,7 @@ from kvcached_core.config import Settings, format_size
 from kvcached_core.engines.vllm.log import logger
 from kvcached_core.engines.vllm.plan import StoragePlan, check_room
 from kvcached_core.engines.vllm.planner import directory_of, effective_limit, spec_page_bytes
-from kvcached_core.vmm import Arena, HostDriver
+from kvcached_core.vmm import Arena, Driver, HostDriver
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 # On a CPU a step's work is done when the call returns, so behind a step is the fence.
 
 
-class KvcachedWorkerStorage(KVWorkerStorage):
+class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
     """See the interface."""
 
     def __init__(self, vllm_config: VllmConfig, settings: Settings, rank: int) -> None:
         self._vllm_config = vllm_config
         self._settings = settings
         self._rank_number = rank
-        self._driver: HostDriver | None = None
+        self._driver: Driver | None = None
         self._budget: Budget | None = None
         self._arenas: list[Arena] = []
         self._rank: Rank | None = None
@@ -97,6 +97,7 @@ class KvcachedWorkerStorage(KVWorkerStorage):
         return torch.from_dlpack(arena.tensor(0, tensor.size))
 
     def _start(self, plan: StoragePlan, budget: Budget) -> None:
+        assert self._driver is not None
         row = budget.join(plan.instance, plan.rank, plan.limit, plan.floor, 0, plan.settings.weight)
         extents = list(zip(self._arenas, plan.extent_bytes, strict=True))
         try:
