@@ -80,6 +80,7 @@ class Pair:
         pages: int = 16,
         num_blocks: int = 64,
         floor_pages: int = 1,
+        num_ranks: int = 1,
         events: bool = False,
         caching: bool = True,
         **settings: Any,
@@ -91,31 +92,26 @@ class Pair:
             settings=parsed,
             instance=name,
             rank=0,
-            num_ranks=1,
+            num_ranks=num_ranks,
             device="host:default",
             budget_dir=directory,
             capacity=pages * PAGE,
-            segment=self._make_segment(directory, name, pages, num_pages),
+            segment=self._make_segment(directory, name, pages, num_pages, num_ranks),
             num_blocks=num_blocks,
             blocks_per_page=PER_PAGE,
             block_bytes=(BLOCK_BYTES,),
             floor=floor_pages * PAGE,
             limit=parsed.limit or pages * PAGE,
         )
-        row = self.budget.join(name, 0, self.plan.limit, self.plan.floor)
-        self.row = row
-        self.driver = FaultyDriver(HostDriver())
-        self.arena = Arena.reserve(self.driver, num_pages * PAGE)
-        self.rank_segment = Segment.open(str(self.plan.segment))
-        self.rank = Rank(
-            self.rank_segment,
-            0,
-            self.budget,
-            self.plan.device,
-            row,
-            self.driver,
-            [(self.arena, PAGE)],
-        )
+        self.drivers = [FaultyDriver(HostDriver()) for _ in range(num_ranks)]
+        self.arenas = [Arena.reserve(driver, num_pages * PAGE) for driver in self.drivers]
+        self.rows = [
+            self.budget.join(name, rank, self.plan.limit, self.plan.floor)
+            for rank in range(num_ranks)
+        ]
+        self.ranks = [self._start(rank) for rank in range(num_ranks)]
+        self.row, self.driver = self.rows[0], self.drivers[0]
+        self.arena, self.rank = self.arenas[0], self.ranks[0]
         self.storage = KvcachedBlockStorage(self.plan)
         self.ledger = self.storage.ledger
         self.pool = BlockPool(num_blocks, caching, BLOCK_TOKENS, enable_kv_cache_events=events)
@@ -125,9 +121,22 @@ class Pair:
         self.requests: dict[int, list[KVCacheBlock]] = {}
         self._next = 0
 
-    def _make_segment(self, directory: Path, name: str, pages: int, num_pages: int) -> Path:
+    def _make_segment(
+        self, directory: Path, name: str, pages: int, num_pages: int, num_ranks: int
+    ) -> Path:
         self.budget = open_host_budget(directory, "default", pages * PAGE)
-        return create_segment(directory, name, num_pages, 1)
+        return create_segment(directory, name, num_pages, num_ranks)
+
+    def _start(self, rank: int) -> Rank:
+        return Rank(
+            Segment.open(str(self.plan.segment)),
+            rank,
+            self.budget,
+            self.plan.device,
+            self.rows[rank],
+            self.drivers[rank],
+            [(self.arenas[rank], PAGE)],
+        )
 
     def count_segment_calls(self) -> dict[str, int]:
         counting = CountingSegment(self.storage._segment)
@@ -172,14 +181,16 @@ class Pair:
         update = self.storage.take_update()
         if update is not None:
             self._check(update)
-            self.rank.make_ready(update.map)
+            for rank in self.ranks:
+                rank.make_ready(update.map)
+                if update.retire:
+                    rank.retire(update.retire, update.epoch)
             self.mapped |= set(update.map)
-            if update.retire:
-                self.rank.retire(update.retire, update.epoch)
-                self.mapped -= set(update.retire)
+            self.mapped -= set(update.retire)
         used = self.ledger.pages_of([b.block_id for r in self.requests.values() for b in r])
         for page in used:
-            assert self.arena.is_mapped(page * PAGE), f"page {page} is used and not mapped"
+            for arena in self.arenas:
+                assert arena.is_mapped(page * PAGE), f"page {page} is used and not mapped"
         self.ledger.check_integrity()
         return update
 
@@ -252,7 +263,8 @@ class Pair:
 
     def close(self) -> None:
         self.storage.shutdown()
-        self.rank.close()
+        for rank in self.ranks:
+            rank.close()
 
 
 def replay(events: list[Any], index: dict[Any, int]) -> None:

@@ -239,6 +239,55 @@ def test_growth_that_comes_after_the_engine_fell_asleep_is_given_back(make: Make
     until(home, "give back")
 
 
+# --- several ranks ---
+
+
+def test_a_page_that_only_some_ranks_got_goes_back_on_all(make: Make) -> None:
+    pair = make(num_ranks=2, pages=20, num_blocks=40)
+    pair.drivers[1].reset()
+    pair.drivers[1].fail_at("create", 3, "oom")
+    assert pair.pool.reserve_blocks(5 * PER_PAGE - 1) is False
+    pair.settle()
+    # Rank 0 holds five pages, rank 1 three: what counts is what both hold.
+    assert pair.ledger.pages("owned") == 3
+    assert pair.pool.reserve_blocks(3 * PER_PAGE - 1) is True
+    assert pair.storage.has_pending_update()
+    update = pair.step()
+    assert update is not None and sorted(update.retire) == [3, 4]
+    pair.settle()
+    assert pair.ledger.pages("preparing") == 0
+    rows = {row.rank: row.created for row in pair.budget.rows()}
+    assert rows == {0: 3 * PAGE, 1: 3 * PAGE}
+    assert pair.admit(tokens(5 * PER_PAGE - 1)) is not None
+    pair.step()
+
+
+def test_an_abort_alone_is_a_pending_update(make: Make) -> None:
+    pair = make(num_ranks=2, pages=20, num_blocks=40)
+    pair.drivers[1].fail_always("create", "oom")
+    assert pair.pool.reserve_blocks(2 * PER_PAGE) is False
+    assert pair.rest() == 1
+    pair.settle()
+    assert pair.ledger.pages("virtual") == 9
+
+
+def test_release_is_known_when_every_rank_has_done_it(make: Make) -> None:
+    pair = make(num_ranks=2, pages=20, num_blocks=40, prefix_bound=0)
+    request = pair.admit(tokens(6))
+    assert request is not None
+    pair.step()
+    pair.finish(request)
+    update = pair.storage.take_update()
+    assert update is not None and update.retire == (1,)
+    pair.ranks[0].retire(update.retire, update.epoch)
+    assert pair.ranks[0].drain(20_000)
+    pair.storage.has_pending_update()
+    assert pair.ledger.page_state(1) == "retiring"
+    pair.ranks[1].retire(update.retire, update.epoch)
+    pair.settle()
+    assert pair.ledger.page_state(1) == "virtual"
+
+
 # --- the wish ---
 
 
