@@ -85,7 +85,7 @@ def directory_of(settings: Settings) -> Path:
 def effective_limit(vllm_config: VllmConfig, settings: Settings, capacity: int) -> int:
     """Bytes that this engine may map: the least of `limit`, --kv-cache-memory-bytes, capacity."""
     given: list[int | None] = [settings.limit, vllm_config.cache_config.kv_cache_memory_bytes]
-    return min(capacity, *(size for size in given if size is not None))
+    return min([capacity, *(size for size in given if size is not None)])
 
 
 def instance_name(vllm_config: VllmConfig, settings: Settings) -> str:
