@@ -6,6 +6,7 @@ making and locking, so an unlocked segment is a dead engine's.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import os
 import time
@@ -45,6 +46,7 @@ def create_segment(directory: Path, instance: str, num_pages: int, num_ranks: in
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _locks[str(path)] = descriptor
+    atexit.register(remove_segment, path)  # an engine that fails to start shuts nothing down
     return path
 
 
