@@ -23,6 +23,9 @@ class TinyLlama:
     head_dim: int = 32
     max_positions: int = 4096
     seed: int = 0
+    std: float = 0.02
+    """Of all weights but those of queries and keys. At 0.02 an answer soon repeats itself; at 0.1
+    the layers outweigh the embedding, and answers vary more."""
 
     def kv_bytes_per_token(self, dtype_size: int = 4) -> int:
         """Bytes of keys and values of all layers for one token."""
@@ -56,7 +59,9 @@ def make_tiny_llama(directory: Path, shape: TinyLlama = DEFAULT) -> Path:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             peaked = "q_proj" in name or "k_proj" in name
-            weight.fill_(1.0) if "norm" in name else weight.normal_(0.0, 0.1 if peaked else 0.02)
+            weight.fill_(1.0) if "norm" in name else weight.normal_(
+                0.0, 0.1 if peaked else shape.std
+            )
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory

@@ -1,0 +1,37 @@
+#!/bin/sh
+# demo.sh: two engines share one budget of memory. Each gets more than half of it when it needs it,
+# both answer exactly as unpatched upstream does, and nothing is left behind.
+#
+# Makes its environment in a temporary folder, or uses $KVCACHED_VENV (made with ci/env.sh if need
+# be). Exits with 0 and a last line OK only if all that it shows is as promised.
+set -eu
+cd "$(dirname "$0")/.."
+folder=$(mktemp -d "${TMPDIR:-/tmp}/kvcached-demo.XXXXXX")
+venv=${KVCACHED_VENV:-$folder/venv}
+group=""
+
+cleanup() {
+  trap '' INT TERM HUP
+  if [ -n "$group" ]; then
+    kill -TERM "$group" 2>/dev/null || : # the leader ends its children, and tidies up after them
+    wait "$group" 2>/dev/null || :
+    kill -KILL -- "-$group" 2>/dev/null || :
+  fi
+  rm -rf "$folder"
+}
+trap cleanup EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+trap 'exit 129' HUP
+
+run() { # run COMMAND...: in a process group of its own, so that all of it can be ended
+  setsid "$@" &
+  group=$!
+  status=0
+  wait "$group" || status=$?
+  [ "$status" = 0 ] || exit "$status"
+  group=""
+}
+
+run ci/env.sh "$venv"
+run "$venv/bin/python" ci/demo/run.py "$folder" "$(cd "$venv" && pwd)/upstream"

@@ -1,0 +1,55 @@
+"""Computes every answer with whatever vLLM is first on PYTHONPATH: here upstream's, unpatched.
+
+python expected.py FOLDER: reads the workload there, writes the token ids, burst by burst.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from scene import CAPACITY, MODELS, Places, engine_arguments
+from workload import Burst, load
+
+Answers = list[list[list[int]]]  # burst, request, token
+
+
+def answer(places: Places, model: str, bursts: list[Burst]) -> dict[tuple[int, int], list[int]]:
+    """The answers of one model's requests, by burst and request."""
+    from vllm import LLM, SamplingParams  # noqa: PLC0415 (after the check in main)
+
+    arguments: dict[str, Any] = engine_arguments()
+    engine = LLM(str(places.model(model)), kv_cache_memory_bytes=CAPACITY, **arguments)
+    asked = [
+        ((i, j), request)
+        for i, burst in enumerate(bursts)
+        for j, request in enumerate(burst.requests)
+        if request.model == model
+    ]
+    sampling = [
+        SamplingParams(temperature=0, max_tokens=request.max_tokens, ignore_eos=True)
+        for _, request in asked
+    ]
+    outputs = engine.generate([r.prompt for _, r in asked], sampling, use_tqdm=False)
+    return {key: list(o.outputs[0].token_ids) for (key, _), o in zip(asked, outputs, strict=True)}
+
+
+def main() -> None:
+    places = Places(Path(sys.argv[1]))
+    if importlib.util.find_spec("vllm.v1.kv_storage") is not None:
+        sys.exit("expected.py: the vLLM here is the fork; put upstream's first on PYTHONPATH")
+    bursts = load(places.workload)
+    found: dict[tuple[int, int], list[int]] = {}
+    for model in MODELS:
+        found |= answer(places, model, bursts)
+    answers: Answers = [
+        [found[i, j] for j in range(len(burst.requests))] for i, burst in enumerate(bursts)
+    ]
+    places.expected.write_text(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()

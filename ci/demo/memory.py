@@ -1,0 +1,58 @@
+"""Watches the budget's record: which engine has how much memory mapped."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from scene import DEVICE, MODELS
+
+from kvcached_core.budget import Budget
+
+_EVERY_S = 0.1
+# While memory moves between engines a look at all rows may straddle the move; then look again.
+_LOOKS = 20
+
+Mapped = tuple[int, ...]  # bytes, in the order of MODELS
+
+
+class Sampler:
+    """Samples in a thread of its own from construction until stop()."""
+
+    def __init__(self, directory: Path) -> None:
+        self._budget = Budget.open(str(directory), DEVICE, 0, 0)
+        self._samples: list[Mapped] = []
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
+        self._thread.start()
+
+    @property
+    def capacity(self) -> int:
+        return int(self._budget.capacity())
+
+    def now(self) -> Mapped:
+        """What each engine has mapped, all at one moment."""
+        for _ in range(_LOOKS):
+            before = self._budget.event()
+            created = {row.instance: row.created for row in self._budget.rows()}
+            if self._budget.event() == before:  # nobody released anything in between
+                break
+        return tuple(int(created.get(model, 0)) for model in MODELS)
+
+    def members(self) -> list[str]:
+        return [row.instance for row in self._budget.rows()]
+
+    def mark(self) -> int:
+        """Names this moment for since()."""
+        return len(self._samples)
+
+    def since(self, mark: int) -> list[Mapped]:
+        return [*self._samples[mark:], self.now()]
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_EVERY_S):
+            self._samples.append(self.now())

@@ -1,0 +1,87 @@
+"""What happened, as a table, and whether it is what the product promises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from memory import Mapped
+from scene import HALF, MIB, MODELS
+
+
+@dataclass(frozen=True)
+class Played:
+    """One burst: what was asked, how long it took, what was mapped meanwhile and after."""
+
+    label: str
+    requests: int
+    right: int
+    seconds: float
+    samples: list[Mapped]
+    after: Mapped
+
+    def peak(self, index: int) -> int:
+        return max(sample[index] for sample in self.samples)
+
+    @property
+    def peak_total(self) -> int:
+        return max(map(sum, self.samples))
+
+
+@dataclass
+class Outcome:
+    capacity: int = 0
+    refusal: str = ""
+    played: list[Played] = field(default_factory=list)
+    stopped: dict[str, int | None] = field(default_factory=dict)
+    left_behind: list[str] = field(default_factory=list)
+
+    def problems(self) -> list[str]:
+        """All that is not as promised; empty is a success."""
+        found = []
+        asked, right = self._answers()
+        if not asked or right != asked:
+            found.append(f"{asked - right} of {asked} answers differ from upstream's")
+        if self._highest() > self.capacity:
+            found.append(f"{_mib(self._highest())} mapped, more than {_mib(self.capacity)}")
+        if not self.refusal:
+            found.append("an engine with a fixed half of the memory did not refuse to start")
+        for index, model in enumerate(MODELS):
+            peak = max((burst.peak(index) for burst in self.played), default=0)
+            if peak <= HALF:
+                found.append(f"{model} never had more than {_mib(peak)}: half is {_mib(HALF)}")
+            if (status := self.stopped.get(model)) != 0:
+                found.append(f"server {model} ended with status {status} after SIGTERM")
+        return found + [f"left behind: {what}" for what in self.left_behind]
+
+    def _answers(self) -> tuple[int, int]:
+        return sum(b.requests for b in self.played), sum(b.right for b in self.played)
+
+    def _highest(self) -> int:
+        return max((burst.peak_total for burst in self.played), default=0)
+
+    def lines(self) -> list[str]:
+        head = ["burst", "requests", "seconds", *(f"peak {m}" for m in MODELS), "peak sum"]
+        head += [f"{m} after" for m in MODELS]
+        rows = [head]
+        for burst in self.played:
+            peaks = [burst.peak(index) for index in range(len(MODELS))]
+            memory = [*peaks, burst.peak_total, *burst.after]
+            row = [burst.label, str(burst.requests), f"{burst.seconds:.1f}"]
+            rows.append(row + [_mib(n) for n in memory])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = [
+            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            for row in rows
+        ]
+        asked, right = self._answers()
+        return [
+            *table,
+            "",
+            f"answers equal to upstream's: {right} of {asked}",
+            f"capacity {_mib(self.capacity)}, a fixed half would be {_mib(HALF)}, "
+            f"most mapped at a time {_mib(self._highest())}",
+        ]
+
+
+def _mib(size: int) -> str:
+    return f"{size / MIB:.0f} MiB"

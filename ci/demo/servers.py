@@ -1,0 +1,138 @@
+"""The engines as users start them: `vllm serve`, the fork, elastic or with a fixed half each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+from processes import Processes, last_lines
+from scene import (
+    BUDGET,
+    CAPACITY,
+    FLOOR,
+    HALF,
+    PAGE_BYTES,
+    Places,
+    command_line,
+    cores_of,
+)
+from workload import Request
+
+# Two idle cores need less than 60; others may be at work on them.
+START_SECONDS = 420
+ANSWER_SECONDS = 180
+STOP_SECONDS = 60
+
+
+class Failed(Exception):
+    """Something did not go as it must; the text says what, and quotes the log."""
+
+
+@dataclass
+class Server:
+    name: str
+    places: Places
+    port: int
+    process: subprocess.Popen[bytes]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def wait_until_ready(self, session: aiohttp.ClientSession) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise self.failure(f"ended at start with status {self.process.returncode}")
+            try:
+                async with session.get(f"{self.url}/health") as reply:
+                    if reply.status == 200:
+                        return
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(0.5)
+        raise self.failure(f"was not ready after {START_SECONDS} s")
+
+    async def complete(self, session: aiohttp.ClientSession, request: Request) -> list[int]:
+        """The token ids of the answer. Raises Failed."""
+        body = {
+            "model": self.name,
+            "prompt": request.prompt,
+            "max_tokens": request.max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+        limit = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+        try:
+            url = f"{self.url}/v1/completions"
+            async with session.post(url, json=body, timeout=limit) as reply:
+                text = await reply.text()
+                if reply.status != 200:
+                    raise self.failure(f"answered with status {reply.status}: {text[:300]}")
+        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            raise self.failure(f"did not answer ({type(error).__name__}: {error})") from error
+        return list(json.loads(text)["choices"][0]["token_ids"])
+
+    def stop(self) -> int | None:
+        """Its exit status after SIGTERM; None when it did not end in time."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def failure(self, what: str) -> Failed:
+        end = "\n  | ".join(last_lines(self.places.log(f"server-{self.name}")))
+        return Failed(f"server {self.name} {what}\n  | {end}")
+
+
+def start_elastic(processes: Processes, places: Places, model: str) -> Server:
+    """An engine that maps memory of the common budget while it needs it."""
+    config = {
+        "budget": BUDGET,
+        "budget_dir": str(places.budget),
+        "capacity": CAPACITY,
+        "floor": FLOOR,
+        "page_size": PAGE_BYTES,
+        "name": model,
+    }
+    port = _free_port()
+    command = _serve(places, model, port)
+    command += ["--kv-storage-backend", "kvcached", "--kv-storage-config", json.dumps(config)]
+    process = processes.start(command, places.log(f"server-{model}"), _cores(model))
+    return Server(model, places, port, process)
+
+
+def start_static_half(processes: Processes, places: Places, model: str) -> Server:
+    """An engine with the default storage and half of the memory; it must refuse to start."""
+    port = _free_port()
+    command = [*_serve(places, model, port), "--kv-cache-memory-bytes", str(HALF)]
+    process = processes.start(command, places.log("server-half"), _cores(model))
+    return Server("half", places, port, process)
+
+
+def _cores(model: str) -> dict[str, str]:
+    return {"VLLM_CPU_OMP_THREADS_BIND": cores_of(model)}
+
+
+def _serve(places: Places, model: str, port: int) -> list[str]:
+    return [
+        *(str(Path(sys.executable).parent / "vllm"), "serve", str(places.model(model))),
+        *("--served-model-name", model, "--host", "127.0.0.1", "--port", str(port)),
+        *command_line(),
+    ]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
