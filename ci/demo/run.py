@@ -37,9 +37,10 @@ from scene import (  # noqa: E402
     cores_of,
 )
 from servers import START_SECONDS, Failed, Server, start_elastic, start_static_half  # noqa: E402
-from support.tiny_model import TinyLlama, make_tiny_llama  # noqa: E402
 from transformers.utils.logging import disable_progress_bar  # noqa: E402
 from workload import Burst, bursts, save  # noqa: E402
+
+from support.tiny_model import TinyLlama, make_tiny_llama  # noqa: E402
 
 EXPECTED_SECONDS = 600
 _BEGAN = time.monotonic()
