@@ -114,13 +114,16 @@ def refusal_of(half: Server) -> str:
 
 
 async def play(
-    burst: Burst, expected: list[list[int]], servers: dict[str, Server], sampler: Sampler
+    burst: Burst,
+    expected: list[list[int]],
+    servers: dict[str, Server],
+    sampler: Sampler,
+    session: aiohttp.ClientSession,
 ) -> Played:
     mark, begun = sampler.mark(), time.monotonic()
-    async with aiohttp.ClientSession() as session:
-        answers = await asyncio.gather(
-            *(servers[request.model].complete(session, request) for request in burst.requests)
-        )
+    answers = await asyncio.gather(
+        *(servers[request.model].complete(session, request) for request in burst.requests)
+    )
     seconds, samples = time.monotonic() - begun, sampler.since(mark)
     await asyncio.sleep(1)
     right = sum(found == wanted for found, wanted in zip(answers, expected, strict=True))
@@ -135,12 +138,14 @@ async def share(processes: Processes, places: Places, outcome: Outcome, expected
     servers = {model: start_elastic(processes, places, model) for model in MODELS}
     async with aiohttp.ClientSession() as session:
         await asyncio.gather(*(server.wait_until_ready(session) for server in servers.values()))
-    processes.note_shared_memory()
-    sampler = Sampler(places.budget)
-    outcome.capacity = sampler.capacity
-    say(f"both serve; mapped while idle: {sum(sampler.now()) // MIB} MiB")
-    for burst, wanted in zip(bursts(), expected, strict=True):
-        outcome.played.append(await play(burst, wanted, servers, sampler))
+        processes.note_shared_memory()
+        sampler = Sampler(places.budget)
+        outcome.capacity = sampler.capacity
+        say(f"both serve; mapped while idle: {sum(sampler.now()) // MIB} MiB")
+        for burst, wanted in zip(bursts(), expected, strict=True):
+            outcome.played.append(await play(burst, wanted, servers, sampler, session))
+        preempted = [f"{m} {await servers[m].preemptions(session)}" for m in MODELS]
+        say(f"requests that had to start again for want of memory: {', '.join(preempted)}")
     say("stopping both with SIGTERM")
     outcome.stopped = {model: server.stop() for model, server in servers.items()}
     sampler.stop()

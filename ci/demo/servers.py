@@ -30,6 +30,8 @@ from workload import Request
 START_SECONDS = 420
 ANSWER_SECONDS = 180
 STOP_SECONDS = 60
+# By default vLLM kills its engine process at once, which then cannot tidy up after itself.
+GRACE_SECONDS = 20
 
 
 class Failed(Exception):
@@ -82,6 +84,13 @@ class Server:
             raise self.failure(f"did not answer ({type(error).__name__}: {error})") from error
         return list(json.loads(text)["choices"][0]["token_ids"])
 
+    async def preemptions(self, session: aiohttp.ClientSession) -> int:
+        """Requests that gave their memory up and were computed again, since the start."""
+        async with session.get(f"{self.url}/metrics") as reply:
+            lines = (await reply.text()).splitlines()
+        counts = [line for line in lines if line.startswith("vllm:num_preemptions_total")]
+        return int(sum(float(line.split()[-1]) for line in counts))
+
     def stop(self) -> int | None:
         """Its exit status after SIGTERM; None when it did not end in time."""
         self.process.send_signal(signal.SIGTERM)
@@ -128,7 +137,7 @@ def _serve(places: Places, model: str, port: int) -> list[str]:
     return [
         *(str(Path(sys.executable).parent / "vllm"), "serve", str(places.model(model))),
         *("--served-model-name", model, "--host", "127.0.0.1", "--port", str(port)),
-        *command_line(),
+        *("--shutdown-timeout", str(GRACE_SECONDS), *command_line()),
     ]
 
 
