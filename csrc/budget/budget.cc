@@ -80,7 +80,7 @@ class SharedBudget final : public Budget {
   void mark_created(int row, Bytes bytes) override;
   void mark_released(int row, Bytes bytes) override;
   void set_want(int row, Bytes bytes) override;
-  void set_idle(int row, Bytes bytes) override { own(row).idle.store(bytes); }
+  void set_idle(int row, Bytes bytes) override;
   int reap() override;
   std::vector<RowInfo> rows() const override;
   std::uint32_t wait_event(std::uint32_t seen, milliseconds deadline) const override;
@@ -297,6 +297,15 @@ void SharedBudget::mark_released(int row, Bytes count) {
 
 void SharedBudget::set_want(int row, Bytes bytes) {
   if (own(row).want.exchange(bytes) != bytes) bump();
+}
+
+void SharedBudget::set_idle(int row, Bytes bytes) {
+  if (own(row).idle.exchange(bytes) >= bytes) return;
+  for (const Holding& other : snapshot(record())) {
+    if (other.want == 0) continue;
+    bump();  // what somebody waits for could now be given
+    return;
+  }
 }
 
 Bytes SharedBudget::reclaim_target(int row, Bytes device_free) const {

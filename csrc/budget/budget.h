@@ -119,7 +119,8 @@ class Budget : public std::enable_shared_from_this<Budget> {
 
   // What this row lacks; wakes the others. 0 withdraws. Written by the row's owner only.
   virtual void set_want(int row, Bytes bytes) = 0;
-  // Bytes in pages of this row that no request uses (empty or merely cached). Display and advice.
+  // Bytes in pages of this row that no request uses (empty or merely cached). Display and advice;
+  // more of them while somebody wants memory is an event.
   virtual void set_idle(int row, Bytes bytes) = 0;
   // How much of its lease this row should give back for the others' sake: the live others' wants
   // less what is grantable to them now, shared among holders by idle bytes above their floors over
@@ -129,7 +130,7 @@ class Budget : public std::enable_shared_from_this<Budget> {
 
   // Blocks (futex, interpreter lock released by the binding) until the record's event counter
   // differs from `seen`, the deadline passes or a signal arrives; returns the counter. set_want,
-  // set_terms, mark_released, leave, unlease and a reap bump it.
+  // set_terms, mark_released, leave, unlease and a reap bump it, and set_idle where it matters.
   virtual std::uint32_t wait_event(std::uint32_t seen,
                                    std::chrono::milliseconds deadline) const = 0;
   virtual std::uint32_t event() const = 0;

@@ -123,7 +123,9 @@ assert set(_PARSERS) == {field.name for field in fields(Settings)}
 
 def parse_settings(given: Mapping[str, Any], source: str) -> Settings:
     """Checks `given` (from `source`, named in errors). Raises SettingsError."""
-    unknown = sorted(set(given) - set(_PARSERS))
+    if not isinstance(given, Mapping):
+        raise SettingsError(f"{source}: found {given!r}, needs a mapping of settings")
+    unknown = sorted((key for key in given if key not in _PARSERS), key=str)
     if unknown:
         raise SettingsError(
             f"{source}: unknown key {unknown[0]!r}; allowed are {', '.join(sorted(_PARSERS))}"

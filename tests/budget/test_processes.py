@@ -317,6 +317,21 @@ def test_a_waiter_is_woken_from_another_process(tmp_path: Path, act: str) -> Non
         assert int(other.reply()) > seen
 
 
+def test_more_idle_memory_is_an_event_only_while_somebody_wants_some(tmp_path: Path) -> None:
+    budget = open_here(tmp_path)
+    row, other = budget.join("a", 0, CAPACITY), budget.join("b", 0, CAPACITY)
+    calm = budget.event()
+    budget.set_idle(row, 10)
+    assert budget.event() == calm
+    budget.set_want(other, 5)
+    wanted = budget.event()
+    budget.set_idle(row, 10)
+    budget.set_idle(row, 4)
+    assert budget.event() == wanted
+    budget.set_idle(row, 8)
+    assert budget.event() != wanted
+
+
 def test_a_waiter_is_woken_by_a_reap(tmp_path: Path) -> None:
     budget = open_here(tmp_path)
     with ExitStack() as stack:

@@ -25,7 +25,7 @@ def settings_of(vllm_config: VllmConfig) -> Settings:
     return parse_settings(vllm_config.cache_config.kv_storage_config, SOURCE)
 
 
-class KvcachedBackend(KVStorageBackend):
+class KvcachedBackend(KVStorageBackend):  # type: ignore[misc]
     """KV tensors with fixed addresses, whose memory comes with use and goes without."""
 
     name = "kvcached"

@@ -7,6 +7,8 @@ methods run in the engine core's thread; the watcher's thread only calls ``wakeu
 
 from __future__ import annotations
 
+import atexit
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 _UNKNOWN_FREE = 2**64 - 1
 
 
-class KvcachedBlockStorage(KVBlockStorage):
+class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
     """See the interface. Raises RuntimeError from any call once a rank reports a failure after
     which blocks might be lost: the engine then stops instead of serving wrong data."""
 
@@ -37,17 +39,20 @@ class KvcachedBlockStorage(KVBlockStorage):
         self.plan = plan
         self.ledger = Ledger(plan.num_blocks, plan.blocks_per_page)
         self._policy = GrowthPolicy(settings.reserve_pages, max(2 * settings.reserve_pages, 1))
-        self._bound = (
-            None if settings.prefix_bound is None else settings.prefix_bound // plan.page_bytes
-        )
+        self._bound = _bound_in_pages(plan)
+        self._floor_pages = -(-plan.floor // plan.page_bytes)
         self._segment = Segment.open(str(plan.segment))
-        self._rows = [self._segment.rank_info(rank) for rank in range(plan.num_ranks)]
+        self._rows = [self._row_of(rank) for rank in range(plan.num_ranks)]
         self._budget = open_device_budget(plan.budget_dir, plan.device)
         self._epoch = 0
         self._retiring: list[tuple[int, list[int], list[int]]] = []
         self._aborting: list[int] = []
-        self._short_pages = 0
-        self._idle_pages = 0
+        self._short_pages = 0  # of this pass
+        self._wish = 0  # as published
+        self._idle_pages = 0  # as published
+        self._refused_at: int | None = None
+        self._unsettled = False
+        self._pid = os.getpid()
         self._pool: BlockPool | None = None
         self._watcher: Watcher | None = None
 
@@ -60,7 +65,8 @@ class KvcachedBlockStorage(KVBlockStorage):
                 f"{self.plan.num_blocks}, or a second pool attaches"
             )
         self._pool = pool
-        self._watcher = Watcher(self._budget, self._rows[0]["row"], self.plan.page_bytes, self._wake)
+        self._watcher = Watcher(self._budget, self._rows[0], self._wake, self._look_again)
+        atexit.register(self.shutdown)
         logger.info(
             "KV storage: kvcached, engine %s on budget %s: reserved %s in %d pages of %s "
             "(%d blocks each), floor %s, limit %s, capacity %s",
@@ -78,7 +84,7 @@ class KvcachedBlockStorage(KVBlockStorage):
 
     def num_available_blocks(self) -> int:
         growth = min(self._growable_pages(), self.ledger.pages("virtual"))
-        growth += self.ledger.pages("preparing")
+        growth += self._segment.outstanding()
         free = self.ledger.available() + growth * self.plan.blocks_per_page
         return min(free, self.plan.num_blocks - 1 - self.ledger.num_used())
 
@@ -105,7 +111,7 @@ class KvcachedBlockStorage(KVBlockStorage):
             self._segment.wait_progress(seen, max(1, int(left * 1000)))
         if short:
             self._short_pages = max(self._short_pages, short)
-            self._segment.set_wish(self._short_pages)
+            self._publish_wish(self._short_pages)
         return not short
 
     # --- the prefix cache ---
@@ -119,70 +125,101 @@ class KvcachedBlockStorage(KVBlockStorage):
     # --- updates ---
 
     def has_pending_update(self) -> bool:
-        # Asked only when nothing runs and nothing waits, so whatever is unused may go.
+        # Asked only when nothing can run; what holds blocks then is paused or waits for its client.
         self._settle()
+        self._publish_wish(0)
         self._publish_idle()
-        return self._pages_to_retire(idle=True) > 0 or self._reclaim_pages() > 0
+        self._unsettled = self._segment.outstanding() > 0
+        return (
+            bool(self._aborting)
+            or self._is_over_bound()
+            or self._surplus_pages() > 0
+            or self._pages_for_neighbours() > 0
+        )
 
     def take_update(self) -> KVStorageUpdate | None:
         self._settle()
-        self._evict_over_bound()
-        self._evict_for_neighbours()
-        idle = self.ledger.num_used() == 0
-        pages = self.ledger.retire_empty(self._pages_to_retire(idle) + self._reclaim_pages())
-        if not idle:
+        if self._bound is not None and self._is_over_bound():
+            self._evict(self.ledger.victims_over_bound(self._bound))
+        given = self._pages_for_neighbours()
+        if given > self.ledger.empty_pages():
+            self._evict(self.ledger.victims_for_pages(given - self.ledger.empty_pages()))
+        pages = self.ledger.retire_empty(max(given, self._surplus_pages()))
+        if not given and self.ledger.num_used():
             self._grow(0)
-        self._segment.set_wish(self._short_pages)
+        self._publish_wish(self._short_pages)
         self._short_pages = 0
+        self._unsettled = False
         self._publish_idle()
+        return self._next_update(pages)
+
+    def _next_update(self, pages: list[int]) -> KVStorageUpdate | None:
         first_used = self.ledger.take_first_used()
-        if not (pages or first_used or self._aborting):
+        aborted, self._aborting = self._aborting, []
+        if not (pages or first_used or aborted):
             return None
         self._epoch += 1
-        if pages or self._aborting:
-            self._retiring.append((self._epoch, pages, self._aborting))
-        update = KVStorageUpdate(
-            epoch=self._epoch, map=tuple(first_used), retire=(*pages, *self._aborting)
-        )
-        self._aborting = []
-        return update
+        if pages or aborted:
+            self._retiring.append((self._epoch, pages, aborted))
+        return KVStorageUpdate(epoch=self._epoch, map=tuple(first_used), retire=(*pages, *aborted))
 
     def shutdown(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child ends: the engine goes on
+        atexit.unregister(self.shutdown)
         if self._watcher is not None:
             self._watcher.stop()
         remove_segment(self.plan.segment)
 
     # --- inside ---
 
+    def _row_of(self, rank: int) -> int:
+        info = self._segment.rank_info(rank)
+        if not info["joined"]:
+            raise RuntimeError(
+                f"rank {rank} of engine {self.plan.instance} has not started its KV storage; its "
+                "worker must be initialized before the scheduler"
+            )
+        return int(info["row"])
+
     def _wake(self) -> None:
         self.wakeup()
 
+    def _look_again(self) -> bool:
+        """Read by the watcher: growth came or comes after the engine fell asleep."""
+        return self._unsettled
+
     def _growable_pages(self) -> int:
-        bytes_left = min(
-            self._budget.reachable(info["row"], _UNKNOWN_FREE) for info in self._rows
-        )
+        bytes_left = min(self._budget.reachable(row, _UNKNOWN_FREE) for row in self._rows)
         return bytes_left // self.plan.page_bytes
 
     def _pages_short(self, num_blocks: int) -> int:
         return max(0, -((self.ledger.available() - num_blocks) // self.plan.blocks_per_page))
 
     def _grow(self, short_pages: int) -> None:
+        """Asks for what is short, and for the reserve as far as nobody else needs the memory."""
         ledger = self.ledger
-        wanted = self._policy.pages_to_grow(
-            ledger.empty_pages(), ledger.pages("preparing"), short_pages
-        )
-        if not short_pages:
-            wanted = min(wanted, self._grantable_pages())
-        pages = ledger.plan_growth(min(wanted, ledger.pages("virtual")))
+        coming = self._segment.outstanding()
+        wanted = self._policy.pages_to_grow(ledger.empty_pages(), coming, short_pages)
+        wanted = min(wanted, ledger.pages("virtual"))
+        needed = max(0, short_pages - coming)
+        if wanted > needed:
+            wanted = max(needed, min(wanted, self._spare_pages()))
+        pages = ledger.plan_growth(wanted)
         if pages:
             self._segment.request(pages)
 
-    def _grantable_pages(self) -> int:
-        """Pages that can be had without asking a neighbour to give any back."""
-        return (
-            min(self._budget.available(info["row"], _UNKNOWN_FREE) for info in self._rows)
-            // self.plan.page_bytes
-        )
+    def _spare_pages(self) -> int:
+        """Pages that can be had without taking what a neighbour has or waits for."""
+        if self._refused_at == self._budget.event():
+            return 0  # nothing has changed since a rank said no
+        spare = min(self._budget.available(row, _UNKNOWN_FREE) for row in self._rows)
+        pages = spare // self.plan.page_bytes
+        if pages and any(
+            other.want and other.instance != self.plan.instance for other in self._budget.rows()
+        ):
+            return 0
+        return pages
 
     def _settle(self) -> None:
         """Takes in what the ranks have done since the last look."""
@@ -191,6 +228,8 @@ class KvcachedBlockStorage(KVBlockStorage):
             self.ledger.grown(owned)
             self.ledger.growth_failed(refused)
             self._aborting += partial
+            if refused or partial:
+                self._refused_at = self._budget.event()
         if self._retiring:
             self._settle_released()
         if failure := self._segment.failure():
@@ -207,29 +246,35 @@ class KvcachedBlockStorage(KVBlockStorage):
             self.ledger.released([p for p in pages if p not in lost])
             self.ledger.growth_failed([p for p in aborted if p not in lost])
 
-    def _pages_to_retire(self, idle: bool) -> int:
-        ledger = self.ledger
-        return self._policy.pages_to_retire(ledger.empty_pages(), ledger.pages("preparing"), idle)
+    def _is_over_bound(self) -> bool:
+        return self._bound is not None and self.ledger.cached_only_pages() > self._bound
 
-    def _reclaim_pages(self) -> int:
-        """Unused pages that a neighbour waits for and that are not on their way already."""
-        target = self._budget.reclaim_target(self._rows[0]["row"]) // self.plan.page_bytes
+    def _surplus_pages(self) -> int:
+        """Empty pages beyond the reserve; none while a request waits for more of them."""
+        if self._short_pages:
+            return 0
         ledger = self.ledger
+        return self._policy.pages_to_retire(
+            ledger.empty_pages(), self._segment.outstanding(), idle=ledger.num_used() == 0
+        )
+
+    def _pages_for_neighbours(self) -> int:
+        """Unused pages above the floor that a neighbour waits for and that are not on their way."""
+        ledger = self.ledger
+        # Whole pages cover the target: a neighbour's pages may be smaller than ours.
+        target = -(-self._budget.reclaim_target(self._rows[0]) // self.plan.page_bytes)
         unused = ledger.empty_pages() + ledger.cached_only_pages()
-        return max(0, min(target - ledger.pages("retiring"), unused))
-
-    def _evict_for_neighbours(self) -> None:
-        missing = self._reclaim_pages() - self.ledger.empty_pages()
-        if missing > 0:
-            self._evict(self.ledger.victims_for_pages(missing))
-
-    def _evict_over_bound(self) -> None:
-        if self._bound is not None and self.ledger.cached_only_pages() > self._bound:
-            self._evict(self.ledger.victims_over_bound(self._bound))
+        above_floor = ledger.pages("owned") - self._floor_pages
+        return max(0, min(target - ledger.pages("retiring"), unused, above_floor))
 
     def _evict(self, block_ids: list[int]) -> None:
         assert self._pool is not None
         self._pool.evict_blocks(set(block_ids))  # calls on_blocks_uncached; keeps KV events right
+
+    def _publish_wish(self, pages: int) -> None:
+        if pages != self._wish:
+            self._wish = pages
+            self._segment.set_wish(pages)
 
     def _publish_idle(self) -> None:
         idle = self.ledger.empty_pages() + self.ledger.cached_only_pages()
@@ -237,3 +282,16 @@ class KvcachedBlockStorage(KVBlockStorage):
             self._idle_pages = idle
             self._segment.set_idle(idle)
 
+
+def _bound_in_pages(plan: StoragePlan) -> int | None:
+    bound = plan.settings.prefix_bound
+    if not bound:
+        return bound  # none, or keep nothing
+    pages = bound // plan.page_bytes
+    if pages == 0:
+        logger.warning(
+            "KV storage: prefix_bound %s is less than one page of %s; one page is kept",
+            format_size(bound),
+            format_size(plan.page_bytes),
+        )
+    return max(1, pages)

@@ -33,37 +33,48 @@ def make_plans(
     per_page = choose_blocks_per_page(sizes, settings.page_size, HOST_GRANULARITY)
     need = pages_for_blocks(request_blocks(vllm_config, configs[0]), per_page)
     num_blocks = configs[0].num_blocks
-    name = instance_name(vllm_config, settings)
-    segment = create_segment(directory, name, -(-num_blocks // per_page), len(configs))
-    plans = []
-    for rank, tensors in enumerate(sizes):
-        one_request = need * per_page * sum(tensors)
-        floor = one_request if settings.floor is None else settings.floor
+    for tensors in sizes:
         check_room(
-            one_request,
+            need * per_page * sum(tensors),
             capacity,
             limit,
             settings.headroom,
             vllm_config.model_config.max_model_len,
         )
-        plans.append(
-            StoragePlan(
-                settings=settings,
-                instance=name,
-                rank=rank,
-                num_ranks=len(configs),
-                device=f"host:{settings.budget}",
-                budget_dir=directory,
-                capacity=capacity,
-                segment=segment,
-                num_blocks=num_blocks,
-                blocks_per_page=per_page,
-                block_bytes=tensors,
-                floor=floor,
-                limit=limit,
-            )
+    # Last, since a failure after it would leave the name taken for this process's life.
+    name = instance_name(vllm_config, settings)
+    segment = create_segment(directory, name, -(-num_blocks // per_page), len(configs))
+    return [
+        StoragePlan(
+            settings=settings,
+            instance=name,
+            rank=rank,
+            num_ranks=len(configs),
+            device=f"host:{settings.budget}",
+            budget_dir=directory,
+            capacity=capacity,
+            segment=segment,
+            num_blocks=num_blocks,
+            blocks_per_page=per_page,
+            block_bytes=tensors,
+            floor=floor_bytes(settings.floor, need, per_page * sum(tensors), limit),
+            limit=limit,
         )
-    return plans
+        for rank, tensors in enumerate(sizes)
+    ]
+
+
+def floor_bytes(given: int | None, need: int, page_bytes: int, limit: int) -> int:
+    """The floor in whole pages, so that what lies above it can be given back to the last byte."""
+    pages = need if given is None else -(-given // page_bytes)
+    return min(pages * page_bytes, limit)
+
+
+def spec_page_bytes(settings: Settings, layer_bytes: list[int]) -> int:
+    """Bytes of a page before layers are grouped: never less than the planned one."""
+    tensors = [sum(layer_bytes)] if settings.layout == "block-major" else layer_bytes
+    per_page = choose_blocks_per_page([tensors], settings.page_size, HOST_GRANULARITY)
+    return per_page * sum(tensors)
 
 
 def directory_of(settings: Settings) -> Path:
@@ -73,8 +84,8 @@ def directory_of(settings: Settings) -> Path:
 
 def effective_limit(vllm_config: VllmConfig, settings: Settings, capacity: int) -> int:
     """Bytes that this engine may map: the least of `limit`, --kv-cache-memory-bytes, capacity."""
-    given = [settings.limit, vllm_config.cache_config.kv_cache_memory_bytes, capacity]
-    return min(size for size in given if size is not None)
+    given: list[int | None] = [settings.limit, vllm_config.cache_config.kv_cache_memory_bytes]
+    return min([capacity, *(size for size in given if size is not None)])
 
 
 def instance_name(vllm_config: VllmConfig, settings: Settings) -> str:

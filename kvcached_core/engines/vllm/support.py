@@ -26,8 +26,8 @@ _RULES: tuple[_Rule, ...] = (
     (
         "--decode-context-parallel-size, --prefill-context-parallel-size",
         lambda c: (
-            getattr(c.parallel_config, "decode_context_parallel_size", 1) > 1
-            or getattr(c.parallel_config, "prefill_context_parallel_size", 1) > 1
+            c.parallel_config.decode_context_parallel_size > 1
+            or c.parallel_config.prefill_context_parallel_size > 1
         ),
         "its warm-up touches blocks that were never handed out",
     ),
@@ -38,18 +38,18 @@ _RULES: tuple[_Rule, ...] = (
     ),
     (
         "--enable-elastic-ep",
-        lambda c: getattr(c.parallel_config, "enable_elastic_ep", False),
+        lambda c: c.parallel_config.enable_elastic_ep,
         "workers that come and go are not followed",
-    ),
-    (
-        "--kv-transfer-config",
-        lambda c: c.kv_transfer_config is not None,
-        "connectors keep addresses of blocks that may have no memory by then",
     ),
     (
         "--kv-offloading-size",
         lambda c: c.cache_config.kv_offloading_size is not None,
         "offloading reads blocks after they were freed",
+    ),
+    (
+        "--kv-transfer-config",
+        lambda c: c.kv_transfer_config is not None,
+        "connectors keep addresses of blocks that may have no memory by then",
     ),
     (
         "--speculative-config",
@@ -60,6 +60,11 @@ _RULES: tuple[_Rule, ...] = (
         "--scheduler-cls",
         lambda c: c.scheduler_config.scheduler_cls is not None,
         "a scheduler of your own does not attach the storage",
+    ),
+    (
+        "--watermark",
+        lambda c: c.scheduler_config.watermark > 0,
+        "it keeps a share of all addresses free, which may be more than there is memory for",
     ),
     (
         "--enable-sleep-mode",
@@ -95,6 +100,11 @@ def check_supported(vllm_config: VllmConfig) -> None:
 def check_groups(kv_cache_configs: list[KVCacheConfig]) -> None:
     """Raises ValueError for a model whose cache is more than attention blocks."""
     for config in kv_cache_configs:
+        if not config.kv_cache_tensors:
+            raise ValueError(
+                "--kv-storage-backend=kvcached has nothing to store: this model has no KV cache. "
+                "Use --kv-storage-backend=static."
+            )
         for group in config.kv_cache_groups:
             for spec in _flat(group.kv_cache_spec):
                 if type(spec).__name__ not in _SPECS:

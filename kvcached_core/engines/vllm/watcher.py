@@ -17,12 +17,17 @@ class Watcher:
     """A daemon thread that waits on the record. It decides nothing and changes nothing."""
 
     def __init__(
-        self, budget: Budget, row: int, page_bytes: int, wakeup: Callable[[], None]
+        self,
+        budget: Budget,
+        row: int,
+        wakeup: Callable[[], None],
+        look_again: Callable[[], bool],
     ) -> None:
+        """`look_again` tells whether the engine fell asleep with growth on its way."""
         self._budget = budget
         self._row = row
-        self._page_bytes = page_bytes
         self._wakeup = wakeup
+        self._look_again = look_again
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="kvcached-watcher", daemon=True)
         self._thread.start()
@@ -31,7 +36,7 @@ class Watcher:
         seen = self._budget.event()
         while not self._stopped.is_set():
             try:
-                if self._budget.reclaim_target(self._row) >= self._page_bytes:
+                if self._budget.reclaim_target(self._row) > 0 or self._look_again():
                     self._wakeup()
                     self._stopped.wait(_REMIND_S)
                 seen = self._budget.wait_event(seen, _LOOK_MS)

@@ -18,8 +18,8 @@ from kvcached_core.budget import Budget, Rank, Segment, open_host_budget
 from kvcached_core.config import Settings, format_size
 from kvcached_core.engines.vllm.log import logger
 from kvcached_core.engines.vllm.plan import StoragePlan, check_room
-from kvcached_core.engines.vllm.planner import directory_of, effective_limit
-from kvcached_core.vmm import Arena, HostDriver
+from kvcached_core.engines.vllm.planner import directory_of, effective_limit, spec_page_bytes
+from kvcached_core.vmm import Arena, Driver, HostDriver
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 # On a CPU a step's work is done when the call returns, so behind a step is the fence.
 
 
-class KvcachedWorkerStorage(KVWorkerStorage):
+class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
     """See the interface."""
 
     def __init__(self, vllm_config: VllmConfig, settings: Settings, rank: int) -> None:
         self._vllm_config = vllm_config
         self._settings = settings
         self._rank_number = rank
-        self._driver: HostDriver | None = None
+        self._driver: Driver | None = None
         self._budget: Budget | None = None
         self._arenas: list[Arena] = []
         self._rank: Rank | None = None
@@ -52,13 +52,16 @@ class KvcachedWorkerStorage(KVWorkerStorage):
             directory_of(settings), settings.budget, settings.capacity, settings.headroom
         )
         capacity = self._budget.capacity()
+        limit = effective_limit(self._vllm_config, settings, capacity)
         model = self._vllm_config.model_config
         if model.original_max_model_len != -1:
             need = sum(s.max_memory_usage_bytes(self._vllm_config) for s in kv_cache_spec.values())
-            limit = effective_limit(self._vllm_config, settings, capacity)
             check_room(need, capacity, limit, settings.headroom, model.max_model_len)
-        given = self._vllm_config.cache_config.kv_cache_memory_bytes
-        return capacity if given is None else min(capacity, given)
+            given = self._vllm_config.cache_config.kv_cache_memory_bytes
+            return capacity if given is None else min(capacity, int(given))
+        # The length is fitted to the answer: leave what whole pages and the null block add to it.
+        page = spec_page_bytes(settings, [s.page_size_bytes for s in kv_cache_spec.values()])
+        return max(0, min(limit, capacity - settings.headroom) - page)
 
     @contextmanager
     def allocation_scope(self, kv_cache_config: KVCacheConfig) -> Iterator[None]:
@@ -77,6 +80,11 @@ class KvcachedWorkerStorage(KVWorkerStorage):
     def allocate(self, tensor: KVCacheTensor, device: torch.device) -> torch.Tensor:
         assert self._plan is not None and self._driver is not None
         index = len(self._arenas)
+        if index == len(self._plan.block_bytes):
+            raise RuntimeError(
+                f"the model runner asks for KV tensor {index} ({tensor.size} bytes for "
+                f"{', '.join(tensor.shared_by)}), planned were {index} tensors"
+            )
         planned = self._plan.block_bytes[index] * self._plan.num_blocks
         if tensor.size != planned or device.type != "cpu":
             raise RuntimeError(
@@ -89,9 +97,8 @@ class KvcachedWorkerStorage(KVWorkerStorage):
         return torch.from_dlpack(arena.tensor(0, tensor.size))
 
     def _start(self, plan: StoragePlan, budget: Budget) -> None:
-        row = budget.join(
-            plan.instance, plan.rank, plan.limit, plan.floor, 0, plan.settings.weight
-        )
+        assert self._driver is not None
+        row = budget.join(plan.instance, plan.rank, plan.limit, plan.floor, 0, plan.settings.weight)
         extents = list(zip(self._arenas, plan.extent_bytes, strict=True))
         try:
             self._rank = Rank(
@@ -118,6 +125,7 @@ class KvcachedWorkerStorage(KVWorkerStorage):
     # --- steps ---
 
     def begin_step(self, scheduler_output: SchedulerOutput) -> None:
+        self.end_step()  # a pooling model's steps have none of their own
         update = scheduler_output.kv_storage_update
         if update is not None and self._rank is not None:
             if update.epoch <= self._epoch:

@@ -1,0 +1,273 @@
+"""What elastic storage cannot serve is refused by the name of the option that asks for it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec
+
+from kvcached_core.engines.vllm import support
+from kvcached_core.engines.vllm.backend import KvcachedBackend, settings_of
+from support.tiny_model import make_tiny_llama
+
+pytestmark = [pytest.mark.engine]
+
+Configure = Callable[..., VllmConfig]
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def configure(model: Path, monkeypatch: pytest.MonkeyPatch) -> Configure:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def build(**given: Any) -> VllmConfig:
+        arguments = {
+            "model": str(model),
+            "dtype": "float32",
+            "enforce_eager": True,
+            "max_model_len": 256,
+            "kv_storage_backend": "kvcached",
+            **given,
+        }
+        return EngineArgs(**arguments).create_engine_config()
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def clean(model: Path) -> VllmConfig:
+    return EngineArgs(
+        model=str(model),
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=256,
+        kv_storage_backend="kvcached",
+    ).create_engine_config()
+
+
+# --- the rules, on a real configuration changed in one place ---
+
+# Option of the message, where the rule looks, a value that asks for it.
+CHANGES: list[tuple[str, str, Any]] = [
+    ("--device", "device_config.device_type", "cuda"),
+    ("--tensor-parallel-size", "parallel_config.world_size", 2),
+    ("--pipeline-parallel-size", "parallel_config.world_size", 2),
+    ("--decode-context-parallel-size", "parallel_config.decode_context_parallel_size", 2),
+    ("--prefill-context-parallel-size", "parallel_config.prefill_context_parallel_size", 2),
+    (
+        "--distributed-executor-backend",
+        "parallel_config.distributed_executor_backend",
+        "external_launcher",
+    ),
+    ("--distributed-executor-backend", "parallel_config.distributed_executor_backend", "ray"),
+    ("--enable-elastic-ep", "parallel_config.enable_elastic_ep", True),
+    ("--kv-offloading-size", "cache_config.kv_offloading_size", 1.0),
+    ("--kv-transfer-config", "kv_transfer_config", SimpleNamespace()),
+    ("--speculative-config", "speculative_config", SimpleNamespace(method="ngram")),
+    ("--scheduler-cls", "scheduler_config.scheduler_cls", "mine.Scheduler"),
+    ("--watermark", "scheduler_config.watermark", 0.01),
+    ("--enable-sleep-mode", "model_config.enable_sleep_mode", True),
+    ("--enable-return-routed-experts", "model_config.enable_return_routed_experts", True),
+]
+
+
+def changed(config: VllmConfig, path: str, value: Any) -> VllmConfig:
+    """A copy of `config` in which `path` has `value`. Fails where upstream has no such field."""
+    copied = copy.copy(config)
+    *parents, name = path.split(".")
+    holder: Any = copied
+    for parent in parents:
+        inner = copy.copy(getattr(holder, parent))
+        object.__setattr__(holder, parent, inner)
+        holder = inner
+    assert hasattr(holder, name), f"VllmConfig has no {path} any more: the rule looks at nothing"
+    object.__setattr__(holder, name, value)
+    return copied
+
+
+@pytest.mark.parametrize(("option", "path", "value"), CHANGES)
+def test_rule(clean: VllmConfig, option: str, path: str, value: Any) -> None:
+    support.check_supported(clean)
+    with pytest.raises(ValueError, match="does not work with") as refusal:
+        support.check_supported(changed(clean, path, value))
+    named = str(refusal.value).split("does not work with ")[1].split(": ")[0].split(", ")
+    assert option in named
+    assert "--kv-storage-backend=static" in str(refusal.value)
+
+
+def test_the_second_runner_is_refused(clean: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(VllmConfig.use_v2_model_runner, property)
+    assert not clean.use_v2_model_runner
+    monkeypatch.setattr(VllmConfig, "use_v2_model_runner", property(lambda self: True))
+    with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER"):
+        support.check_supported(clean)
+
+
+def test_every_rule_is_tried_above() -> None:
+    tried = {option for option, _, _ in CHANGES} | {"VLLM_USE_V2_MODEL_RUNNER"}
+    for option, _, _ in support._RULES:
+        assert set(option.split(", ")) <= tried
+
+
+# --- the same from the command line's arguments, where this machine can build them ---
+
+
+@pytest.mark.parametrize(
+    ("option", "given"),
+    [
+        ("--tensor-parallel-size", {"tensor_parallel_size": 2}),
+        ("--pipeline-parallel-size", {"pipeline_parallel_size": 2}),
+        ("--kv-offloading-size", {"kv_offloading_size": 1.0}),
+        (
+            "--kv-transfer-config",
+            {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
+        ),
+        (
+            "--speculative-config",
+            {
+                "speculative_config": {
+                    "method": "ngram",
+                    "num_speculative_tokens": 2,
+                    "prompt_lookup_max": 2,
+                }
+            },
+        ),
+        ("--scheduler-cls", {"scheduler_cls": "vllm.v1.core.sched.scheduler.Scheduler"}),
+        ("--watermark", {"watermark": 0.1}),
+    ],
+)
+def test_option_is_refused_by_its_name(
+    configure: Configure, option: str, given: dict[str, Any]
+) -> None:
+    if "kv_transfer_config" in given:
+        from vllm.config import KVTransferConfig
+
+        given = {"kv_transfer_config": KVTransferConfig(**given["kv_transfer_config"])}
+    with pytest.raises(ValueError, match=f"does not work with .*{option}"):
+        configure(**given)
+
+
+@pytest.mark.parametrize(
+    ("storage", "text"),
+    [
+        ({"capcity": "1GiB"}, "unknown key 'capcity'; allowed are budget, "),
+        ({"capacity": "1 gigabyte"}, "capacity: found '1 gigabyte'"),
+        ({"capacity": "0B"}, "capacity: found '0B'"),
+        ({"capacity": None}, "capacity: found None"),
+        ({"weight": 0}, "weight: found 0"),
+        ({"prefix_bound": "-1MiB"}, "prefix_bound: found '-1MiB'"),
+        ({"name": "a/b"}, "name: found 'a/b'"),
+        ({"capacity": "1GiB", "limit": "2GiB"}, "lower limit or raise capacity"),
+    ],
+)
+def test_a_bad_setting_is_refused(configure: Configure, storage: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError) as refusal:
+        configure(kv_storage_config=storage)
+    assert "--kv-storage-config" in str(refusal.value) and text in str(refusal.value)
+
+
+def test_an_unknown_backend_is_refused_with_those_there_are(configure: Configure) -> None:
+    with pytest.raises(
+        ValueError, match=r"--kv-storage-backend: unknown backend 'kvcache'.*static"
+    ):
+        configure(kv_storage_backend="kvcache")
+
+
+def test_settings_for_static_are_refused(configure: Configure) -> None:
+    with pytest.raises(ValueError, match=r"--kv-storage-config is given, but .*static"):
+        configure(kv_storage_backend="static", kv_storage_config={"capacity": "1GiB"})
+
+
+# --- a configuration that passes ---
+
+
+def test_a_unique_name_is_made_once(configure: Configure) -> None:
+    one, two = configure(), configure()
+    name = settings_of(one).name
+    assert name is not None and name.startswith("vllm-")
+    assert settings_of(two).name != name
+    KvcachedBackend.check_config(one)
+    assert settings_of(one).name == name
+    copied = pickle.loads(pickle.dumps(one))
+    KvcachedBackend.check_config(copied)
+    assert settings_of(copied).name == name
+
+
+def test_a_given_name_and_the_callers_settings_are_left_alone(configure: Configure) -> None:
+    given = {"name": "mine", "capacity": "1GiB"}
+    assert settings_of(configure(kv_storage_config=given)).name == "mine"
+    unnamed = {"capacity": "1GiB"}
+    configure(kv_storage_config=unnamed)
+    assert unnamed == {"capacity": "1GiB"}
+
+
+def test_the_option_does_not_change_the_hash(configure: Configure) -> None:
+    static = configure(kv_storage_backend="static").compute_hash()
+    assert configure().compute_hash() == static
+    assert configure(kv_storage_config={"capacity": "1GiB"}).compute_hash() == static
+
+
+def test_metrics_name_the_storage_only_where_it_is_not_static(configure: Configure) -> None:
+    static = configure(kv_storage_backend="static").cache_config.metrics_info()
+    assert not [key for key in static if key.startswith("kv_storage")]
+    assert configure().cache_config.metrics_info()["kv_storage_backend"] == "kvcached"
+
+
+def test_fields_that_the_adapter_reads_are_upstreams(clean: VllmConfig) -> None:
+    for path in (
+        "model_config.max_model_len",
+        "model_config.original_max_model_len",
+        "cache_config.kv_cache_memory_bytes",
+        "cache_config.num_gpu_blocks_override",
+        "parallel_config.data_parallel_index",
+        "parallel_config.data_parallel_size",
+    ):
+        holder, name = path.split(".")
+        assert hasattr(getattr(clean, holder), name), path
+
+
+def test_check_config_opens_nothing(configure: Configure, tmp_path: Path) -> None:
+    folder = tmp_path / "budget"
+    configure(kv_storage_config={"budget_dir": str(folder)})
+    assert not folder.exists()
+
+
+# --- models ---
+
+
+def attention(layers: int = 2) -> KVCacheGroupSpec:
+    spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=None)
+    return KVCacheGroupSpec([f"layer{i}" for i in range(layers)], spec)
+
+
+def test_a_model_with_other_state_than_attention_is_refused() -> None:
+    mamba = KVCacheGroupSpec(["ssm"], MambaSpec(block_size=16, shapes=((1,),), dtypes=(None,)))
+    config = KVCacheConfig(4, [SimpleNamespace()], [attention(), mamba])
+    with pytest.raises(ValueError, match=r"MambaSpec \(layer ssm\).*FullAttentionSpec"):
+        support.check_groups([config])
+    support.check_groups([KVCacheConfig(4, [SimpleNamespace()], [attention()])])
+
+
+def test_a_model_without_a_kv_cache_is_refused() -> None:
+    with pytest.raises(ValueError, match="no KV cache"):
+        support.check_groups([KVCacheConfig(4, [], [])])
+
+
+def test_the_names_of_served_specs_are_upstreams() -> None:
+    from vllm.v1 import kv_cache_interface
+
+    for name in support._SPECS:
+        assert isinstance(getattr(kv_cache_interface, name), type)
+    assert "kv_cache_specs" in kv_cache_interface.UniformTypeKVCacheSpecs.__dataclass_fields__

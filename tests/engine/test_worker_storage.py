@@ -1,0 +1,407 @@
+"""The worker's half: tensors, memory step by step, the numbers that a start is refused with."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.v1.core.kv_cache_utils import _get_kv_cache_config_packed
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheTensor,
+)
+from vllm.v1.kv_storage import KVStorageUpdate, allocate_kv_tensor, kv_allocation_scope
+
+from engine.storage_pair import until
+from kvcached_core.budget import BudgetError, Segment, open_host_budget, remove_segment
+from kvcached_core.engines.vllm.backend import KvcachedBackend, settings_of
+from kvcached_core.engines.vllm.plan import StoragePlan
+from kvcached_core.engines.vllm.worker_storage import KvcachedWorkerStorage
+from kvcached_core.vmm import readable_bytes
+
+pytestmark = [pytest.mark.engine]
+
+LAYERS = 3
+SPEC = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=32, dtype=torch.float32)
+BLOCK = SPEC.page_size_bytes  # 4 KiB: of one layer
+MIB = 1 << 20
+CPU = torch.device("cpu")
+REQUEST = 128 // 16 * BLOCK * LAYERS  # max_model_len is 128
+
+
+class Worker:
+    """What an engine core and its worker do at start, by the same calls, without a model."""
+
+    def __init__(
+        self, directory: Path, *, layout: str = "per-layer", num_blocks: int = 40, **given: Any
+    ) -> None:
+        cache = given.pop("kv_cache_memory_bytes", None)
+        storage = {
+            "budget_dir": str(directory),
+            "name": "one",
+            "capacity": "1MiB",
+            "page_size": 4 * LAYERS * BLOCK,
+            "layout": layout,
+            **given,
+        }
+        self.vllm_config: Any = SimpleNamespace(
+            cache_config=SimpleNamespace(
+                kv_storage_config=storage,
+                kv_cache_memory_bytes=cache,
+                num_gpu_blocks_override=num_blocks,
+            ),
+            model_config=SimpleNamespace(max_model_len=128, original_max_model_len=128),
+            parallel_config=SimpleNamespace(
+                decode_context_parallel_size=1,
+                prefill_context_parallel_size=1,
+                data_parallel_index=0,
+                data_parallel_size=1,
+            ),
+        )
+        names = [f"layer{i}" for i in range(LAYERS)]
+        self.specs = dict.fromkeys(names, SPEC)
+        groups = [KVCacheGroupSpec(names, SPEC)]
+        if layout == "block-major":
+            _, tensors = _get_kv_cache_config_packed(self.vllm_config, groups, MIB)
+        else:
+            tensors = [KVCacheTensor(num_blocks * BLOCK, [name]) for name in names]
+        self.config = KVCacheConfig(num_blocks, tensors, groups)
+        self.storage = KvcachedWorkerStorage(self.vllm_config, settings_of(self.vllm_config), 0)
+        self.tensors: list[torch.Tensor] = []
+
+    def adjust(self, found: int = 77) -> int:
+        return self.storage.adjust_available_memory(found, self.specs)
+
+    def make_plan(self) -> StoragePlan:
+        KvcachedBackend.plan(self.vllm_config, [self.config])
+        self.config = pickle.loads(pickle.dumps(self.config))  # as it travels to the worker
+        assert isinstance(self.config.storage_plan, StoragePlan)
+        return self.config.storage_plan
+
+    def allocate(self, tensors: list[KVCacheTensor] | None = None) -> list[torch.Tensor]:
+        with kv_allocation_scope(self.storage, self.config):
+            given = self.config.kv_cache_tensors if tensors is None else tensors
+            packed = given[:1] if given and given[0].block_stride else given
+            self.tensors = [allocate_kv_tensor(tensor, CPU) for tensor in packed]
+        return self.tensors
+
+    def start(self) -> Worker:
+        self.adjust()
+        self.make_plan()
+        self.allocate()
+        return self
+
+    @property
+    def plan(self) -> StoragePlan:
+        plan = self.config.storage_plan
+        assert isinstance(plan, StoragePlan)
+        return plan
+
+    def grow(self, pages: list[int]) -> None:
+        segment = Segment.open(str(self.plan.segment))
+        segment.request(pages)
+        owned: list[int] = []
+
+        def answered() -> bool:
+            owned.extend(segment.poll()[0])
+            return segment.outstanding() == 0
+
+        until(answered, "growth")
+        assert owned == pages
+
+    def step(self, epoch: int, tokens: int = 1, **pages: tuple[int, ...]) -> None:
+        update = KVStorageUpdate(epoch=epoch, **pages) if epoch else None
+        self.storage.begin_step(
+            SimpleNamespace(kv_storage_update=update, total_num_scheduled_tokens=tokens)
+        )
+
+    def readable(self) -> list[int]:
+        return [readable_bytes(t.data_ptr(), t.numel()) for t in self.tensors]
+
+    def close(self) -> None:
+        self.tensors = []
+        self.storage.shutdown()
+        if self.config.storage_plan is not None:
+            remove_segment(self.plan.segment)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Worker]]:
+    workers: list[Worker] = []
+
+    def build(**given: Any) -> Worker:
+        workers.append(Worker(tmp_path / "budget", **given))
+        return workers[-1]
+
+    yield build
+    for worker in workers:
+        worker.close()
+
+
+Make = Callable[..., Worker]
+
+
+# --- tensors ---
+
+
+@pytest.mark.parametrize(
+    ("layout", "count", "size"),
+    [("per-layer", LAYERS, 40 * BLOCK), ("block-major", 1, 40 * BLOCK * LAYERS)],
+)
+def test_tensors_are_exact_int8_and_zero_where_mapped(
+    make: Make, layout: str, count: int, size: int
+) -> None:
+    worker = make(layout=layout).start()
+    assert len(worker.tensors) == count
+    extents = worker.plan.extent_bytes
+    assert sum(extents) == worker.plan.page_bytes == 4 * LAYERS * BLOCK
+    for tensor, extent in zip(worker.tensors, extents, strict=True):
+        assert tensor.dtype == torch.int8 and tuple(tensor.shape) == (size,)
+        assert tensor.untyped_storage().nbytes() == size and tensor.storage_offset() == 0
+        assert int(torch.count_nonzero(tensor[:extent])) == 0
+    assert len({t.untyped_storage().data_ptr() for t in worker.tensors}) == count
+    assert worker.readable() == list(extents)  # the null page and nothing else
+
+
+def test_a_page_reads_as_zero_when_it_comes_into_use_again(make: Make) -> None:
+    worker = make().start()
+    extent = worker.plan.extent_bytes[0]
+    for epoch in (1, 3):
+        worker.grow([1])
+        worker.step(epoch, map=(1,))
+        page = worker.tensors[0][extent : 2 * extent]
+        assert int(torch.count_nonzero(page)) == 0
+        page.fill_(7)
+        worker.storage.end_step()
+        worker.step(epoch + 1, tokens=0, retire=(1,))
+        until(lambda: worker.readable() == list(worker.plan.extent_bytes), "release")
+
+
+def test_memory_is_outside_of_the_scope_native(make: Make) -> None:
+    worker = make().start()
+    profiling = allocate_kv_tensor(KVCacheTensor(64, ["layer0"]), CPU)
+    assert int(torch.count_nonzero(profiling)) == 0
+    assert len(worker.storage._arenas) == LAYERS
+
+
+@pytest.mark.parametrize(
+    ("harm", "text"),
+    [
+        (lambda t: t[:-1], "took 2 KV tensors from the storage, planned were 3"),
+        (lambda t: [*t, t[0]], "asks for KV tensor 3 .*planned were 3 tensors"),
+        (
+            lambda t: [KVCacheTensor(t[0].size - 1, ["layer0"]), *t[1:]],
+            r"KV tensor 0 has \d+ bytes on cpu, planned were \d+",
+        ),
+    ],
+)
+def test_other_tensors_than_planned_stop_the_start(
+    make: Make, harm: Callable[[Any], Any], text: str
+) -> None:
+    worker = make()
+    worker.adjust()
+    worker.make_plan()
+    with pytest.raises(RuntimeError, match=text):
+        worker.allocate(harm(worker.config.kv_cache_tensors))
+    budget = open_host_budget(worker.plan.budget_dir, "default", MIB)
+    assert budget.rows() == []
+
+
+# --- capacity ---
+
+
+def test_capacity_is_what_blocks_are_planned_for(make: Make) -> None:
+    assert make().adjust(found=5) == MIB
+
+
+@pytest.mark.parametrize(
+    ("given", "least"),
+    [
+        ({"kv_cache_memory_bytes": 600_000}, 600_000),
+        ({"kv_cache_memory_bytes": 600_000, "limit": "400KiB"}, 400 << 10),
+        ({"kv_cache_memory_bytes": 300_000, "limit": "400KiB"}, 300_000),
+        ({"limit": "400KiB"}, 400 << 10),
+        ({}, MIB),
+    ],
+)
+def test_the_limit_is_the_least_that_was_given(
+    make: Make, given: dict[str, Any], least: int
+) -> None:
+    worker = make(**given).start()
+    assert worker.plan.limit == least
+    row = open_host_budget(worker.plan.budget_dir, "default", MIB).rows()[0]
+    assert row.limit == least and row.floor == worker.plan.floor
+
+
+@pytest.mark.parametrize("layout", ["per-layer", "block-major"])
+@pytest.mark.parametrize("key", ["capacity", "limit", "kv_cache_memory_bytes"])
+def test_a_length_fitted_to_the_answer_can_be_served(make: Make, layout: str, key: str) -> None:
+    worker = make(layout=layout, **{key: 1_000_000})
+    model = worker.vllm_config.model_config
+    model.original_max_model_len = -1
+    blocks = worker.adjust() // (LAYERS * BLOCK)
+    assert blocks > 60
+    model.max_model_len = blocks * 16
+    assert worker.make_plan().floor <= 1_000_000
+
+
+@pytest.mark.parametrize("key", ["capacity", "limit", "kv_cache_memory_bytes"])
+def test_less_than_one_request_is_refused_with_both_numbers(make: Make, key: str) -> None:
+    worker = make(**{key: REQUEST - 4096})
+    with pytest.raises(ValueError, match=r"max_model_len 128 needs 96KiB .*leaves 92KiB"):
+        worker.adjust()
+
+
+@pytest.mark.parametrize("key", ["capacity", "limit"])
+def test_room_for_a_request_but_not_for_its_pages_is_refused_by_the_plan(
+    make: Make, key: str
+) -> None:
+    # 8 blocks and the null block need 3 pages of 4 blocks of 12 KiB.
+    worker = make(**{key: "100KiB"})
+    worker.adjust()
+    with pytest.raises(ValueError, match=r"needs 144KiB .*leaves 100KiB"):
+        worker.make_plan()
+    # The name is free still.
+    again = make(capacity="144KiB", budget="other")
+    again.adjust()
+    assert again.make_plan().floor == 144 << 10
+
+
+def test_headroom_counts_against_the_room(make: Make) -> None:
+    with pytest.raises(ValueError, match=r"needs 96KiB .*leaves 80KiB"):
+        make(capacity="100KiB", headroom="20KiB").adjust()
+
+
+@pytest.mark.parametrize(
+    ("given", "pages"), [({}, 3), ({"floor": "0B"}, 0), ({"floor": "1B"}, 1), ({"floor": 49153}, 2)]
+)
+def test_the_floor_is_whole_pages(make: Make, given: dict[str, Any], pages: int) -> None:
+    worker = make(**given)
+    worker.adjust()
+    plan = worker.make_plan()
+    assert plan.floor == pages * plan.page_bytes
+
+
+def test_an_automatic_capacity_is_that_of_the_record(make: Make) -> None:
+    first = make(capacity="512KiB").start()
+    second = make(name="two")
+    del second.vllm_config.cache_config.kv_storage_config["capacity"]
+    second.storage = KvcachedWorkerStorage(second.vllm_config, settings_of(second.vllm_config), 0)
+    assert second.adjust() == first.plan.capacity
+    assert second.make_plan().capacity == first.plan.capacity
+    with pytest.raises(BudgetError, match="capacity"):
+        make(name="three", capacity="768KiB").adjust()
+
+
+def test_a_name_in_use_is_refused_and_two_engines_share_a_process(make: Make) -> None:
+    make().start()
+    with pytest.raises(RuntimeError, match="'one' runs already"):
+        make().start()
+    two = make(name="two").start()
+    assert len(open_host_budget(two.plan.budget_dir, "default", MIB).rows()) == 2
+
+
+# --- steps ---
+
+
+class Recorder:
+    """A rank that records what it is told, in order, and does it."""
+
+    def __init__(self, rank: Any) -> None:
+        self._rank = rank
+        self.calls: list[tuple[Any, ...]] = []
+
+    def make_ready(self, pages: Any) -> None:
+        self.calls.append(("map", tuple(pages)))
+        self._rank.make_ready(pages)
+
+    def retire(self, pages: Any, epoch: int) -> None:
+        self.calls.append(("retire", tuple(pages), epoch))
+        self._rank.retire(pages, epoch)
+
+    def close(self) -> None:
+        self._rank.close()
+
+
+@pytest.fixture
+def worker(make: Make) -> Worker:
+    worker = make().start()
+    worker.grow([1, 2, 3])
+    worker.storage._rank = Recorder(worker.storage._rank)
+    return worker
+
+
+def calls(worker: Worker) -> list[tuple[Any, ...]]:
+    rank: Any = worker.storage._rank
+    made = list(rank.calls)
+    rank.calls.clear()
+    return made
+
+
+def test_map_comes_before_a_step_and_retire_behind_it(worker: Worker) -> None:
+    worker.step(1, map=(0, 1, 2))
+    worker.storage.end_step()
+    assert calls(worker) == [("map", (0, 1, 2))]
+    worker.step(2, map=(3,), retire=(1,))
+    assert calls(worker) == [("map", (3,))]
+    worker.storage.end_step()
+    worker.storage.end_step()
+    assert calls(worker) == [("retire", (1,), 2)]
+
+
+def test_a_step_without_tokens_retires_at_once(worker: Worker) -> None:
+    worker.step(1, map=(1,))
+    worker.storage.end_step()
+    worker.step(2, tokens=0, retire=(1, 2))
+    assert calls(worker) == [("map", (1,)), ("retire", (1, 2), 2)]
+
+
+def test_a_step_that_has_no_end_is_over_when_the_next_begins(worker: Worker) -> None:
+    # Pooling models answer from execute_model: their worker never samples.
+    worker.step(1, retire=(1,))
+    worker.step(2, map=(2,), retire=(3,))
+    assert calls(worker) == [("retire", (1,), 1), ("map", (2,))]
+    worker.step(0)
+    assert calls(worker) == [("retire", (3,), 2)]
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_an_update_out_of_order_is_an_error(worker: Worker, epoch: int) -> None:
+    worker.step(2, map=(1,))
+    with pytest.raises(RuntimeError, match=f"update {epoch} came after update 2"):
+        worker.step(epoch, map=(2,))
+
+
+def test_a_page_without_memory_cannot_be_used(worker: Worker) -> None:
+    with pytest.raises((RuntimeError, ValueError), match="does not own page 5"):
+        worker.step(1, map=(5,))
+
+
+# --- the end ---
+
+
+def test_shutdown_gives_everything_back_twice(make: Make) -> None:
+    worker = make().start()
+    worker.grow([1, 2])
+    worker.step(1, map=(1, 2))
+    driver = worker.storage._driver
+    assert driver is not None and driver.held_bytes() >= 2 * worker.plan.page_bytes
+    budget = open_host_budget(worker.plan.budget_dir, "default", MIB)
+    assert budget.created() == 3 * worker.plan.page_bytes
+    worker.tensors = []
+    for _ in range(2):
+        worker.storage.shutdown()
+        assert driver.held_bytes() == 0
+        assert budget.rows() == [] and budget.created() == 0
+    worker.step(2, tokens=0, retire=(1,))  # a step of an engine that goes down
+
+
+def test_shutdown_before_the_start_is_nothing(make: Make) -> None:
+    make().storage.shutdown()
