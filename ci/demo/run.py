@@ -65,7 +65,7 @@ def environment(places: Places) -> dict[str, str]:
 
 
 def make_models(places: Places) -> None:
-    disable_progress_bar()
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     for name in MODELS:
         shape = TinyLlama(
             layers=LAYERS,
