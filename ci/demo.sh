@@ -8,6 +8,7 @@ set -eu
 cd "$(dirname "$0")/.."
 folder=$(mktemp -d "${TMPDIR:-/tmp}/kvcached-demo.XXXXXX")
 venv=${KVCACHED_VENV:-$folder/venv}
+export TMPDIR="$folder" # caches and sockets of whatever runs here go with the folder
 group=""
 
 cleanup() {

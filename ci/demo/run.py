@@ -57,8 +57,6 @@ def environment(places: Places) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_CACHE_ROOT": str(places.root / "cache"),
-        "TORCHINDUCTOR_CACHE_DIR": str(places.root / "cache" / "inductor"),
-        "TMPDIR": str(places.root),
         # Compiling takes each engine 20 s at start, and eager engines do not use the result.
         "TORCHDYNAMO_DISABLE": "1",
     }
