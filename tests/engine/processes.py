@@ -53,6 +53,7 @@ class Engines:
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if in_process else "1",
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",  # idle threads spin, and the machine may have two cores
+            "TORCHDYNAMO_DISABLE": "1",  # else warm-up loads a compiler that nothing here uses
             "VLLM_NO_USAGE_STATS": "1",
         }
 
