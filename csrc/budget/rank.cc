@@ -11,6 +11,9 @@ namespace kvcached::budget {
 namespace {
 
 // How long the thread sleeps without news. All work rings, so this only bounds a lost wake.
+// A neighbour gives idle memory back within milliseconds of its next look, a few a second.
+constexpr std::chrono::seconds kFirstPageDeadline{5};
+constexpr Milliseconds kFirstPageLook{50};
 constexpr Milliseconds kIdleWait{1000};
 // A page that another thread maps is ready within microseconds; past this it is stuck.
 constexpr std::chrono::seconds kMapDeadline{30};
@@ -46,8 +49,22 @@ Rank::Rank(std::shared_ptr<Segment> segment, std::uint32_t rank, std::shared_ptr
   }
 }
 
+// An idle neighbour may hold all there is as cached prefixes: it is told, and given time.
+bool Rank::lease_first_page() {
+  const auto end = std::chrono::steady_clock::now() + kFirstPageDeadline;
+  std::uint32_t seen = budget_->event();
+  bool leased = memory_.lease(1, stopping_) != 0;
+  while (!leased && std::chrono::steady_clock::now() < end) {
+    budget_->set_want(row_, page_bytes());
+    seen = budget_->wait_event(seen, kFirstPageLook);
+    leased = memory_.lease(1, stopping_) != 0;
+  }
+  budget_->set_want(row_, 0);
+  return leased;
+}
+
 void Rank::take_first_page(const std::string& device) {
-  if (memory_.lease(1, stopping_) == 0)
+  if (!lease_first_page())
     throw BudgetError("the budget of " + device + " has no room for the first page (" +
                       std::to_string(page_bytes()) + " bytes) beside its other members, or its " +
                       "table is locked: free memory there, or give it a larger capacity");

@@ -83,6 +83,7 @@ class Rank {
     std::thread thread;
   };
 
+  bool lease_first_page();
   void take_first_page(const std::string& device);
   void start(const std::string& device);
   void serve();

@@ -462,6 +462,25 @@ def test_a_constructor_without_room_says_so(tmp_path: Path) -> None:
         engine.budget.leave(neighbour)
 
 
+def test_a_start_asks_an_idle_neighbour_and_waits_for_it(tmp_path: Path) -> None:
+    with rig(tmp_path, capacity=2) as engine:
+        budget = engine.budget
+        neighbour = budget.join("neighbour", 1, engine.capacity)
+        assert budget.lease(neighbour, 2 * PAGE, PLENTY, 1000) == Grant.GRANTED
+
+        def give_when_asked() -> None:
+            eventually(lambda: any(row.want for row in budget.rows()), "the start asks")
+            budget.unlease(neighbour, 2 * PAGE)
+
+        giver = threading.Thread(target=give_when_asked)
+        giver.start()
+        member = engine.join()
+        giver.join()
+        assert member.held() == PAGE
+        assert member.info().want == 0
+        budget.leave(neighbour)
+
+
 def test_a_constructor_refuses_what_cannot_be(tmp_path: Path) -> None:
     with rig(tmp_path) as engine:
         member = engine.join()

@@ -1,8 +1,9 @@
-"""Wakes an idle engine when a neighbour needs what it holds but does not use."""
+"""Wakes an idle engine when a neighbour needs what it holds, and gives back what the dead held."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from kvcached_core.budget import Budget, BudgetError
@@ -11,10 +12,13 @@ from kvcached_core.budget import Budget, BudgetError
 _LOOK_MS = 200
 # While a need stands, the engine is reminded no more often than this.
 _REMIND_S = 0.01
+# The memory of a killed engine is the others' within this long, plus one look.
+_REAP_S = 0.5
 
 
 class Watcher:
-    """A daemon thread that waits on the record. It decides nothing and changes nothing."""
+    """A daemon thread that waits on the record. It decides nothing; it only reaps the dead, since
+    an engine that has no room does not ask for any, and asking is what reaps otherwise."""
 
     def __init__(
         self,
@@ -33,9 +37,12 @@ class Watcher:
         self._thread.start()
 
     def _watch(self) -> None:
-        seen = self._budget.event()
+        seen, reaped = self._budget.event(), 0.0
         while not self._stopped.is_set():
             try:
+                if time.monotonic() - reaped >= _REAP_S:
+                    self._budget.reap()
+                    reaped = time.monotonic()
                 if self._budget.reclaim_target(self._row) > 0 or self._look_again():
                     self._wakeup()
                     self._stopped.wait(_REMIND_S)

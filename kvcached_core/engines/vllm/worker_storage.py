@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.v1.kv_storage import KVWorkerStorage
 
-from kvcached_core.budget import Budget, Rank, Segment, open_host_budget
+from kvcached_core.budget import Budget, Rank, Segment, open_host_budget, remove_segment
 from kvcached_core.config import Settings, format_size
 from kvcached_core.engines.vllm.log import logger
 from kvcached_core.engines.vllm.plan import StoragePlan, check_room
@@ -75,7 +75,11 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
                 f"the model runner took {len(self._arenas)} KV tensors from the storage, planned "
                 f"were {len(plan.block_bytes)}: some KV tensor would not be elastic"
             )
-        self._start(plan, self._budget)
+        try:
+            self._start(plan, self._budget)
+        except BaseException:
+            remove_segment(plan.segment)  # where this process made it, the name is free again
+            raise
 
     def allocate(self, tensor: KVCacheTensor, device: torch.device) -> torch.Tensor:
         assert self._plan is not None and self._driver is not None
