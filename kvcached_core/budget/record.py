@@ -50,7 +50,9 @@ def open_host_budget(
         return Budget.open(str(directory), device, host_capacity(configured), headroom)
     except CapacityConflict:
         budget = Budget.open(str(directory), device, 0, 0)
-        if headroom != budget.headroom() or configured not in (None, budget.capacity()):
+        # More than the machine has was cut down for the first member, so it is for this one.
+        cut = configured is not None and configured > host_capacity(None) + budget.created()
+        if headroom != budget.headroom() or not (cut or configured in (None, budget.capacity())):
             raise
         return budget
 
