@@ -84,6 +84,8 @@ void bind_budget_record(py::module_& m) {
       .def("set_idle", &Budget::set_idle, py::arg("row"), py::arg("bytes"))
       .def("reclaim_target", &Budget::reclaim_target, py::arg("row"),
            py::arg("device_free") = budget::kNotSampled, released)
+      .def("fair_share", &Budget::fair_share, py::arg("row"),
+           py::arg("device_free") = budget::kNotSampled)
       .def(
           "wait_event",
           [](const Budget& self, std::uint32_t seen, long deadline_ms) {

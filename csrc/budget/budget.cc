@@ -14,6 +14,7 @@
 #include <sstream>
 
 #include "budget/budget_formula.h"
+#include "budget/fair_share.h"
 #include "budget/lock_table.h"
 #include "budget/record_file.h"
 
@@ -87,6 +88,9 @@ class SharedBudget final : public Budget {
 
   Bytes available(int row, Bytes device_free) const override {
     return grantable(snapshot(record()), row, {device_free, kNotSampled});
+  }
+  Bytes fair_share(int row, Bytes device_free) const override {
+    return budget::fair_share(snapshot(record()), row, {device_free, kNotSampled});
   }
   Bytes reachable(int row, Bytes device_free) const override {
     return budget::reachable(snapshot(record()), row, {device_free, kNotSampled});

@@ -127,6 +127,9 @@ class Budget : public std::enable_shared_from_this<Budget> {
   // weight; never more than those idle bytes. Where others than members use the device, pass what
   // its driver calls free, or their use is not seen. No lock.
   virtual Bytes reclaim_target(int row, Bytes device_free = kNotSampled) const = 0;
+  // Advice: bytes that this row's requests may use, all in all, while another row wants memory: its
+  // part by weight, see fair_share.h. Its limit while nobody else wants any. No lock.
+  virtual Bytes fair_share(int row, Bytes device_free = kNotSampled) const = 0;
 
   // Blocks (futex, interpreter lock released by the binding) until the record's event counter
   // differs from `seen`, the deadline passes or a signal arrives; returns the counter. set_want,

@@ -149,6 +149,12 @@ Bytes reclaim_target(const Snapshot& all, int row, const Sample& sample) {
   }
 }
 
+Bytes members_total(const Snapshot& all, const Sample& sample) {
+  Bytes leased = 0;
+  for (const Holding& holding : all) leased = add(leased, holding.lease);
+  return add(leased, room(all, sample, 0, 0));
+}
+
 Bytes guaranteed(const Snapshot& all, int row) {
   Bytes sum = all.headroom;
   for (const Holding& holding : all) {

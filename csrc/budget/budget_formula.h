@@ -39,6 +39,9 @@ Bytes reachable(const Snapshot& all, int row, const Sample& sample);
 // `row`'s part of what the others want and cannot have now.
 Bytes reclaim_target(const Snapshot& all, int row, const Sample& sample);
 
+// What all rows hold and what they could still be granted, floors aside.
+Bytes members_total(const Snapshot& all, const Sample& sample);
+
 // floors + claims + headroom, without those of `row` (-1: of all).
 Bytes guaranteed(const Snapshot& all, int row);
 

@@ -47,6 +47,8 @@ class Settings:
     """Empty pages kept ready, so that a step rarely waits for memory."""
     reserve_wait_ms: int = 5
     """How long a scheduling pass may wait for memory that is on its way."""
+    reclaim_wait_ms: int = 50
+    """How long a running request may wait for a neighbour to give up memory that it only caches."""
     prefix_bound: int | None = None
     """Bytes of pages that only the prefix cache holds; None: no bound, 0: no unused prefix kept."""
     layout: Layout = "block-major"
@@ -114,6 +116,7 @@ _PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "page_size": _positive_size,
     "reserve_pages": _integer(0, 1024),
     "reserve_wait_ms": _integer(0, 1000),
+    "reclaim_wait_ms": _integer(0, 1000),
     "prefix_bound": _bound,
     "layout": _layout,
     "name": _name,

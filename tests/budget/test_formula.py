@@ -189,6 +189,38 @@ def test_reclaim_target(case: Case, tmp_path: Path) -> None:
     assert targets == case.expected
 
 
+SHARES = [
+    Case("nobody wants", [Member(lease=900, limit=950), Member()], [950, PLENTY]),
+    Case("own want alone", [Member(lease=900, limit=950, want=100), Member()], [950, 500]),
+    # All but what the other demands; idle bytes are no demand.
+    Case("enough for all", [Member(lease=900, idle=400), Member(want=100)], [900, PLENTY]),
+    Case("idle bytes of the other", [Member(lease=900, idle=800, want=50), Member()],
+         [PLENTY, 850]),
+    Case("two saturated", [Member(lease=900, want=300), Member(lease=100, want=900)], [500, 500]),
+    Case("by weight", [Member(lease=900, want=300, weight=300), Member(lease=100, want=900)],
+         [750, 250]),
+    # The third demands 100, so the other two share 900; it may have a third of all.
+    Case("a small demand is met", [Member(lease=700, want=300), Member(lease=200, want=900),
+                                   Member(lease=100)], [450, 450, 333]),
+    Case("a floor is kept", [Member(lease=900, want=900), Member(lease=50, want=900, floor=700)],
+         [300, 700]),
+    Case("a floor without use", [Member(lease=600, want=900), Member(lease=0, want=900),
+                                 Member(floor=400)], [300, 300, 400]),
+    Case("a limit", [Member(lease=900, want=900), Member(lease=100, want=900, limit=200)],
+         [800, 200]),
+    Case("headroom and claims", [Member(lease=700, want=300, claim=100), Member(want=900)],
+         [400, 400], headroom=100),
+    Case("strangers hold the device", [Member(lease=300, created=300, want=100),
+                                       Member(want=900)], [175, 175], device_free=50),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SHARES, ids=case_name)
+def test_fair_share(case: Case, tmp_path: Path) -> None:
+    budget = case.build(tmp_path)
+    assert [budget.fair_share(row, case.device_free) for row in case.rows] == case.expected
+
+
 def test_want_falls_by_what_is_granted(tmp_path: Path) -> None:
     budget = Case("", [Member(want=300)], 0).build(tmp_path)
     (row,) = (info.want for info in budget.rows())

@@ -26,7 +26,7 @@ from vllm.v1.core.kv_cache_utils import (
 from vllm.v1.kv_storage import KVStorageUpdate
 from vllm.v1.request import Request
 
-from kvcached_core.budget import Rank, Segment, create_segment, open_host_budget
+from kvcached_core.budget import Budget, Rank, Segment, create_segment, open_host_budget
 from kvcached_core.config import parse_settings
 from kvcached_core.engines.vllm.block_storage import KvcachedBlockStorage
 from kvcached_core.engines.vllm.plan import StoragePlan
@@ -50,15 +50,15 @@ def until(done: Callable[[], bool], what: str) -> None:
         time.sleep(0.001)
 
 
-class CountingSegment:
-    """A segment that counts what the scheduler half calls by name."""
+class Counting:
+    """A segment or budget that counts what the scheduler half calls by name."""
 
-    def __init__(self, segment: Segment) -> None:
-        self._segment = segment
+    def __init__(self, counted: Segment | Budget) -> None:
+        self._counted = counted
         self.calls: dict[str, int] = {}
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._segment, name)
+        found = getattr(self._counted, name)
         if not callable(found):
             return found
 
@@ -85,7 +85,7 @@ class Pair:
         caching: bool = True,
         **settings: Any,
     ) -> None:
-        given = {"reserve_pages": 0, "reserve_wait_ms": 1000, **settings}
+        given = {"reserve_pages": 0, "reserve_wait_ms": 1000, "reclaim_wait_ms": 0, **settings}
         parsed = parse_settings({"name": name, **given}, "test")
         num_pages = -(-num_blocks // PER_PAGE)
         self.plan = StoragePlan(
@@ -106,7 +106,7 @@ class Pair:
         self.drivers = [FaultyDriver(HostDriver()) for _ in range(num_ranks)]
         self.arenas = [Arena.reserve(driver, num_pages * PAGE) for driver in self.drivers]
         self.rows = [
-            self.budget.join(name, rank, self.plan.limit, self.plan.floor)
+            self.budget.join(name, rank, self.plan.limit, self.plan.floor, 0, parsed.weight)
             for rank in range(num_ranks)
         ]
         self.ranks = [self._start(rank) for rank in range(num_ranks)]
@@ -138,8 +138,13 @@ class Pair:
             [(self.arenas[rank], PAGE)],
         )
 
+    def count_budget_calls(self) -> dict[str, int]:
+        counting = Counting(self.storage._budget)
+        self.storage._budget = counting  # type: ignore[assignment]
+        return counting.calls
+
     def count_segment_calls(self) -> dict[str, int]:
-        counting = CountingSegment(self.storage._segment)
+        counting = Counting(self.storage._segment)
         self.storage._segment = counting  # type: ignore[assignment]
         return counting.calls
 
@@ -156,6 +161,8 @@ class Pair:
             hits.append(hit[0])
         total = -(-len(tokens) // BLOCK_TOKENS)
         needed = total - len(hits) + sum(block.ref_cnt == 0 for block in hits)
+        if not self.pool.admit_request(needed):
+            return None
         if needed > self.pool.get_num_free_blocks() or not self.pool.reserve_blocks(needed):
             return None
         assert self.pool.get_num_free_blocks() >= needed, "advice contradicts a promise"
@@ -170,6 +177,13 @@ class Pair:
         self._next += 1
         self.requests[self._next] = blocks
         return self._next
+
+    def extend(self, request: int, blocks: int) -> bool:
+        """As allocate_slots does for a running request; False is a preemption in vLLM."""
+        if not self.pool.reserve_blocks(blocks) or blocks > self.pool.get_num_free_blocks():
+            return False
+        self.requests[request] += self.pool.get_new_blocks(blocks)
+        return True
 
     def finish(self, request: int) -> None:
         self.pool.free_blocks(reversed(self.requests.pop(request)))

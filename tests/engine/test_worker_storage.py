@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import _get_kv_cache_config_packed
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -382,6 +383,57 @@ def test_an_update_out_of_order_is_an_error(worker: Worker, epoch: int) -> None:
 def test_a_page_without_memory_cannot_be_used(worker: Worker) -> None:
     with pytest.raises((RuntimeError, ValueError), match="does not own page 5"):
         worker.step(1, map=(5,))
+
+
+# --- sleep ---
+
+
+def test_asleep_a_worker_holds_the_null_page_and_no_floor(make: Make) -> None:
+    worker = make().start()
+    worker.grow([1, 2, 3])
+    worker.step(1, map=(1, 2, 3))
+    worker.storage.end_step()
+    worker.storage.suspend(1)
+    worker.storage.suspend(1)
+    assert worker.readable() == [worker.plan.extent_bytes[0]] * LAYERS
+    (row,) = open_host_budget(worker.plan.budget_dir, "default", MIB).rows()
+    assert (row.floor, row.lease, row.created) == (0, worker.plan.page_bytes, row.lease)
+    worker.storage.resume(["weights"])
+    worker.storage.resume(None)
+    worker.storage.resume(None)
+    (row,) = open_host_budget(worker.plan.budget_dir, "default", MIB).rows()
+    assert row.floor == worker.plan.floor > 0
+
+
+def test_waking_is_a_new_admission(make: Make) -> None:
+    worker = make().start()
+    worker.storage.suspend(1)
+    budget = open_host_budget(worker.plan.budget_dir, "default", MIB)
+    row = budget.join("greedy", 0, MIB, MIB - worker.plan.floor // 2)
+    with pytest.raises(RuntimeError, match="engine one: its floor of .* cannot be had.*Stop one"):
+        worker.storage.resume(None)
+    budget.leave(row)
+    worker.storage.resume(None)
+
+
+def test_both_halves_count_sleep_alike(make: Make) -> None:
+    worker = make().start()
+    block = KvcachedBackend.create_block_storage(worker.vllm_config, worker.config)
+    pool = BlockPool(worker.config.num_blocks, True, 16)
+    pool.attach_storage(block)
+    for epoch in range(1, 6, 2):  # an update and a sleep each
+        assert pool.reserve_blocks(10)
+        blocks = pool.get_new_blocks(10)
+        update = block.take_update()
+        assert update.epoch == epoch
+        worker.step(epoch, map=update.map)
+        pool.free_blocks(blocks)
+        block.suspend()
+        worker.storage.suspend(1)
+        worker.storage.resume(None)
+        block.resume()
+        assert block.ledger.pages("retiring") == 0, "a page is still waited for"
+    block.shutdown()
 
 
 # --- the end ---

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 # The scheduler half calls no driver: what the device itself has free is for the ranks to ask.
 _UNKNOWN_FREE = 2**64 - 1
+# An engine in which nothing can run looks again at least this often.
+_STARVED_MS = 10
+_SUSPEND_MS = 5000
 
 
 class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
@@ -48,6 +51,8 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         self._retiring: list[tuple[int, list[int], list[int]]] = []
         self._aborting: list[int] = []
         self._short_pages = 0  # of this pass
+        self._admitting = False  # what is reserved next is for a request that waits
+        self._suspended = False
         self._wish = 0  # as published
         self._idle_pages = 0  # as published
         self._refused_at: int | None = None
@@ -93,22 +98,28 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         total = used + self.num_available_blocks()
         return used / total if total else 0.0
 
+    def admit(self, num_blocks: int) -> bool:
+        if self._suspended or self._is_beyond_share(num_blocks):
+            return False
+        self._admitting = True
+        short = self._pages_short(num_blocks)
+        if self._needs_neighbours(short):
+            self._short_pages = max(self._short_pages, short)
+        return True
+
     def reserve(self, num_blocks: int) -> bool:
+        admitting, self._admitting = self._admitting, False
         if self.ledger.available() >= num_blocks:
-            return True
+            return not self._suspended
+        if self._suspended:
+            return False
         self._settle()
-        deadline = time.monotonic() + self.plan.settings.reserve_wait_ms / 1000
         short = self._pages_short(num_blocks)
         if short:
             self._grow(short)
-        while short:
-            seen = self._segment.progress()
-            self._settle()
-            short = self._pages_short(num_blocks)
-            left = deadline - time.monotonic()
-            if not short or not self._segment.outstanding() or left <= 0:
-                break
-            self._segment.wait_progress(seen, max(1, int(left * 1000)))
+            short = self._await_growth(num_blocks)
+        if self._needs_neighbours(short) and not (admitting and self.ledger.num_used()):
+            short = self._await_reclaim(num_blocks)
         if short:
             self._short_pages = max(self._short_pages, short)
             self._publish_wish(self._short_pages)
@@ -126,7 +137,10 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
 
     def has_pending_update(self) -> bool:
         # Asked only when nothing can run; what holds blocks then is paused or waits for its client.
+        if self._suspended:
+            return False
         self._settle()
+        self._short_pages = 0
         self._publish_wish(0)
         self._publish_idle()
         self._unsettled = self._segment.outstanding() > 0
@@ -139,6 +153,8 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
 
     def take_update(self) -> KVStorageUpdate | None:
         self._settle()
+        if self._suspended:
+            return None
         if self._bound is not None and self._is_over_bound():
             self._evict(self.ledger.victims_over_bound(self._bound))
         given = self._pages_for_neighbours()
@@ -148,10 +164,14 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         if not given and self.ledger.num_used():
             self._grow(0)
         self._publish_wish(self._short_pages)
-        self._short_pages = 0
-        self._unsettled = False
         self._publish_idle()
-        return self._next_update(pages)
+        update = self._next_update(pages)
+        if update is None and self._short_pages and not self.ledger.num_used():
+            self._await_anything()
+        self._short_pages = 0
+        self._admitting = False
+        self._unsettled = False
+        return update
 
     def _next_update(self, pages: list[int]) -> KVStorageUpdate | None:
         first_used = self.ledger.take_first_used()
@@ -163,6 +183,29 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
             self._retiring.append((self._epoch, pages, aborted))
         return KVStorageUpdate(epoch=self._epoch, map=tuple(first_used), retire=(*pages, *aborted))
 
+    # --- sleep and end ---
+
+    def suspend(self) -> None:
+        if self.ledger.num_used():
+            raise RuntimeError(
+                f"KV storage of engine {self.plan.instance}: {self.ledger.num_used()} blocks are "
+                "in use, so it cannot sleep; abort or finish their requests first"
+            )
+        self._await_all_growth()
+        self._evict(self.ledger.victims_over_bound(0))
+        pages = self.ledger.retire_empty(self.plan.num_pages)
+        # Every worker's suspend counts the same epoch and releases all that it has.
+        self._epoch += 1
+        aborted, self._aborting = self._aborting, []
+        self._retiring.append((self._epoch, pages, aborted))
+        self._suspended = True
+        self._publish_wish(0)
+        self._publish_idle()
+
+    def resume(self) -> None:
+        self._settle()
+        self._suspended = False
+
     def shutdown(self) -> None:
         if os.getpid() != self._pid:
             return  # a forked child ends: the engine goes on
@@ -170,6 +213,60 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         if self._watcher is not None:
             self._watcher.stop()
         remove_segment(self.plan.segment)
+
+    # --- inside: bounded waits ---
+
+    def _await_growth(self, num_blocks: int) -> int:
+        """Waits for growth on its way; returns the pages still short."""
+        deadline = _deadline(self.plan.settings.reserve_wait_ms)
+        while True:
+            seen = self._segment.progress()
+            self._settle()
+            short = self._pages_short(num_blocks)
+            left = _left_ms(deadline)
+            if not short or not self._segment.outstanding() or not left:
+                return short
+            self._segment.wait_progress(seen, left)
+
+    def _await_reclaim(self, num_blocks: int) -> int:
+        """Waits for neighbours to give up what none of their requests uses, since without it a
+        running request loses its work; returns the pages still short."""
+        deadline = _deadline(self.plan.settings.reclaim_wait_ms)
+        while True:
+            seen, progress = self._budget.event(), self._segment.progress()
+            self._settle()
+            short = self._pages_short(num_blocks)
+            coming, left = self._segment.outstanding(), _left_ms(deadline)
+            # Two that wait for each other would only lose time: who is asked gives first.
+            if not short or not left or self._pages_for_neighbours():
+                return short
+            if coming:
+                self._segment.wait_progress(progress, left)
+            elif short <= self._free_pages():
+                self._grow(short)
+            elif short <= self._growable_pages():
+                self._publish_wish(max(self._short_pages, short))
+                self._budget.wait_event(seen, left)
+            else:
+                return short
+
+    def _await_anything(self) -> None:
+        """Nothing can run for want of memory: a short sleep that any change in the record ends."""
+        if not self._segment.outstanding():
+            self._budget.wait_event(self._budget.event(), _STARVED_MS)
+
+    def _await_all_growth(self) -> None:
+        deadline = _deadline(_SUSPEND_MS)
+        while self._segment.outstanding():
+            seen = self._segment.progress()
+            self._settle()
+            if not (left := _left_ms(deadline)):
+                raise RuntimeError(
+                    f"KV storage of engine {self.plan.instance}: its ranks did not answer within "
+                    f"{_SUSPEND_MS} ms, so it cannot sleep"
+                )
+            if self._segment.outstanding():
+                self._segment.wait_progress(seen, left)
 
     # --- inside ---
 
@@ -193,6 +290,26 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         bytes_left = min(self._budget.reachable(row, _UNKNOWN_FREE) for row in self._rows)
         return bytes_left // self.plan.page_bytes
 
+    def _free_pages(self) -> int:
+        """Pages that the budget would grant now."""
+        free = min(self._budget.available(row, _UNKNOWN_FREE) for row in self._rows)
+        return free // self.plan.page_bytes
+
+    def _needs_neighbours(self, short_pages: int) -> bool:
+        """Whether so many more pages are to be had only if a neighbour gives some up."""
+        return short_pages > self._segment.outstanding() + self._free_pages()
+
+    def _is_beyond_share(self, num_blocks: int) -> bool:
+        """Whether others lack memory of which this engine's requests would use more than its
+        share. Never so without a request: then the first one is let in."""
+        ledger, per_page = self.ledger, self.plan.blocks_per_page
+        if not ledger.num_used():
+            return False
+        share = min(self._budget.fair_share(row) for row in self._rows)
+        room = ledger.used_pages() * per_page - 1 - ledger.num_used()
+        pages = ledger.used_pages() + max(0, -((room - num_blocks) // per_page))
+        return pages * self.plan.page_bytes > share
+
     def _pages_short(self, num_blocks: int) -> int:
         return max(0, -((self.ledger.available() - num_blocks) // self.plan.blocks_per_page))
 
@@ -213,8 +330,7 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         """Pages that can be had without taking what a neighbour has or waits for."""
         if self._refused_at == self._budget.event():
             return 0  # nothing has changed since a rank said no
-        spare = min(self._budget.available(row, _UNKNOWN_FREE) for row in self._rows)
-        pages = spare // self.plan.page_bytes
+        pages = self._free_pages()
         if pages and any(
             other.want and other.instance != self.plan.instance for other in self._budget.rows()
         ):
@@ -281,6 +397,16 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         if idle != self._idle_pages:
             self._idle_pages = idle
             self._segment.set_idle(idle)
+
+
+def _deadline(milliseconds: int) -> float:
+    return time.monotonic() + milliseconds / 1000
+
+
+def _left_ms(deadline: float) -> int:
+    """Whole milliseconds left, at least 1 before the deadline, 0 behind it."""
+    left = deadline - time.monotonic()
+    return max(1, int(left * 1000)) if left > 0 else 0
 
 
 def _bound_in_pages(plan: StoragePlan) -> int | None:

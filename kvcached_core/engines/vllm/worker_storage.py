@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.v1.kv_storage import KVWorkerStorage
 
-from kvcached_core.budget import Budget, Rank, Segment, open_host_budget, remove_segment
+from kvcached_core.budget import Budget, Grant, Rank, Segment, open_host_budget, remove_segment
 from kvcached_core.config import Settings, format_size
 from kvcached_core.engines.vllm.log import logger
 from kvcached_core.engines.vllm.plan import StoragePlan, check_room
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheTensor
 
+_DRAIN_MS = 30_000
+_TERMS_MS = 5000
 # On a CPU a step's work is done when the call returns, so behind a step is the fence.
 
 
@@ -41,6 +43,8 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
         self._arenas: list[Arena] = []
         self._rank: Rank | None = None
         self._plan: StoragePlan | None = None
+        self._row: int | None = None
+        self._suspended = False
         self._retire: list[int] = []
         self._epoch = 0
 
@@ -117,6 +121,7 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
         except BaseException:
             budget.leave(row)
             raise
+        self._row = row
         atexit.register(self.shutdown)
         logger.info(
             "KV storage: kvcached, rank %d of engine %s: reserved %s, mapped %s",
@@ -148,7 +153,38 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
             self._rank.retire(self._retire, self._epoch)
             self._retire = []
 
-    # --- end ---
+    # --- sleep and end ---
+
+    def suspend(self, level: int) -> None:
+        if self._rank is None or self._plan is None or self._suspended:
+            return
+        self.end_step()
+        self._epoch += 1  # as the block half's suspend does
+        self._rank.retire(range(self._plan.num_pages), self._epoch)  # page 0 is passed over
+        if not self._rank.drain(_DRAIN_MS):
+            raise RuntimeError(
+                f"KV storage of engine {self._plan.instance}, rank {self._plan.rank}: pages were "
+                f"not released within {_DRAIN_MS} ms"
+            )
+        self._set_floor(0)
+        self._suspended = True
+
+    def resume(self, tags: list[str] | None) -> None:
+        if self._suspended and (tags is None or "kv_cache" in tags):
+            assert self._plan is not None
+            self._set_floor(self._plan.floor)
+            self._suspended = False
+
+    def _set_floor(self, floor: int) -> None:
+        plan, budget = self._plan, self._budget
+        assert plan is not None and budget is not None and self._row is not None
+        grant = budget.set_terms(self._row, plan.limit, floor, 0, _TERMS_MS)
+        if grant != Grant.GRANTED:
+            raise RuntimeError(
+                f"KV storage of engine {plan.instance}: its floor of {format_size(floor)} cannot "
+                f"be had again in budget {plan.device} of {format_size(plan.capacity)}: the other "
+                "members' floors do not leave it. Stop one of them, or wake this engine later."
+            )
 
     def shutdown(self) -> None:
         rank, self._rank = self._rank, None
