@@ -1,4 +1,4 @@
-"""Two engines that are both short: who waits, who gives, what a running request waits for; sleep."""
+"""Two engines that are both short: who waits, who gives, what is waited for; and sleep."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_asleep_only_the_null_page_is_kept(make: Make) -> None:
     assert held is not None
     one.step()
     one.settle()
-    with pytest.raises(RuntimeError, match="32 blocks are in use.*abort or finish"):
+    with pytest.raises(RuntimeError, match=r"32 blocks are in use.*abort or finish"):
         one.storage.suspend()
     one.finish(held)
     one.step()

@@ -410,7 +410,7 @@ def test_waking_is_a_new_admission(make: Make) -> None:
     worker.storage.suspend(1)
     budget = open_host_budget(worker.plan.budget_dir, "default", MIB)
     row = budget.join("greedy", 0, MIB, MIB - worker.plan.floor // 2)
-    with pytest.raises(RuntimeError, match="engine one: its floor of .* cannot be had.*Stop one"):
+    with pytest.raises(RuntimeError, match=r"engine one: its floor of .* cannot be had.*Stop one"):
         worker.storage.resume(None)
     budget.leave(row)
     worker.storage.resume(None)
