@@ -1,15 +1,14 @@
-// kvcached_core.vmm in C++: drivers, arenas, their tensors, the probe. Every call that may reach
-// a driver, and the end of every object that owns one, runs without the interpreter lock.
+// kvcached_core.vmm in C++: drivers, arenas, their tensors, the probe. Every call that
+// may reach a driver, and the end of every object that owns one, runs without the interpreter lock.
 #include <pybind11/stl.h>
 
-#include <chrono>
 #include <memory>
 #include <utility>
 
 #include "bind/bind.h"
+#include "bind/vmm_faults.h"
 #include "vmm/arena.h"
 #include "vmm/dlpack.h"
-#include "vmm/faulty_driver.h"
 #include "vmm/machine_memory.h"
 #include "vmm/probe.h"
 #include "vmm/text.h"
@@ -144,27 +143,6 @@ void bind_drivers(py::module_& m) {
       py::arg("granularity") = 0, NoGil());
 }
 
-void bind_faulty_driver(py::module_& m) {
-  const auto fail_at = [](FaultyDriver& d, const std::string& kind, std::uint64_t n,
-                          const std::string& error) {
-    d.fail_at(call_named(kind), n, fault_named(error));
-  };
-  const auto fail_always = [](FaultyDriver& d, const std::string& kind, const std::string& error) {
-    d.fail_always(call_named(kind), fault_named(error));
-  };
-  const auto delay = [](FaultyDriver& d, const std::string& kind, std::uint32_t microseconds) {
-    d.delay(call_named(kind), std::chrono::microseconds(microseconds));
-  };
-  py::class_<FaultyDriver, Driver, std::shared_ptr<FaultyDriver>>(m, "FaultyDriver")
-      .def(py::init<std::shared_ptr<Driver>>(), py::arg("driver").none(false))
-      .def("fail_at", fail_at, py::arg("kind"), py::arg("n"), py::arg("error") = "error")
-      .def("fail_always", fail_always, py::arg("kind"), py::arg("error") = "error")
-      .def("delay", delay, py::arg("kind"), py::arg("microseconds"))
-      .def("quota", &FaultyDriver::quota, py::arg("bytes"))
-      .def("counts", &FaultyDriver::counts)
-      .def("reset", &FaultyDriver::reset);
-}
-
 void bind_arena(py::module_& m) {
   py::class_<TensorView>(m, "TensorView")
       .def("__dlpack__", &TensorView::dlpack, py::arg("stream") = py::none())
@@ -202,7 +180,7 @@ void bind_arena(py::module_& m) {
 void bind_vmm(py::module_& m) {
   bind_errors(m);
   bind_drivers(m);
-  bind_faulty_driver(m);
+  bind_vmm_faults(m);
   bind_arena(m);
   m.def(
       "probe",

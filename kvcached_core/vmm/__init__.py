@@ -1,9 +1,9 @@
 """Arenas and drivers: stable addresses, and physical memory that comes and goes under them.
 
-The contracts are C++ headers: ``csrc/vmm/driver.h`` (what every driver promises, and the errors)
-and ``csrc/vmm/arena.h`` (one reserved range and what is mapped in it). ``csrc/vmm/faulty_driver.h``
-describes the fault-injecting wrapper. ``probe`` and ``readable_bytes`` tell without a fault what
-can be read; tests use them to prove that unmapped memory cannot.
+The contracts are C++ headers: ``csrc/vmm/driver.h`` (what every driver promises, and the errors),
+and ``csrc/vmm/arena.h`` (one reserved range and what is mapped in it). ``csrc/vmm/faulty_driver.h`` is the fault-injecting wrapper.
+``probe`` and ``readable_bytes`` tell without a fault what can be read; tests use them to prove that
+unmapped memory cannot.
 """
 
 import mmap
@@ -15,9 +15,12 @@ from kvcached_core._native import (
     FaultyDriver,
     Handle,
     HostDriver,
+    InjectedFault,
     InvalidArgument,
     OutOfMemory,
     Quarantined,
+    QuotaReached,
+    RangeInUse,
     TensorView,
     machine_free_bytes,
     probe,
@@ -35,9 +38,12 @@ __all__ = [
     "FaultyDriver",
     "Handle",
     "HostDriver",
+    "InjectedFault",
     "InvalidArgument",
     "OutOfMemory",
     "Quarantined",
+    "QuotaReached",
+    "RangeInUse",
     "TensorView",
     "machine_free_bytes",
     "probe",
