@@ -1,4 +1,4 @@
-// kvcached_core.vmm in C++: drivers, arenas, their tensors, the probe. Every call that
+// kvcached_core.vmm in C++: drivers, arenas, their tensors, granules, the probe. Every call that
 // may reach a driver, and the end of every object that owns one, runs without the interpreter lock.
 #include <pybind11/stl.h>
 
@@ -9,6 +9,7 @@
 #include "bind/vmm_faults.h"
 #include "vmm/arena.h"
 #include "vmm/dlpack.h"
+#include "vmm/granules.h"
 #include "vmm/machine_memory.h"
 #include "vmm/probe.h"
 #include "vmm/text.h"
@@ -175,6 +176,21 @@ void bind_arena(py::module_& m) {
           py::arg("offset"), py::arg("size"));
 }
 
+void bind_granules(py::module_& m) {
+  py::class_<Granules>(m, "Granules")
+      .def(py::init<std::shared_ptr<Arena>, Bytes, std::size_t>(), py::arg("arena").none(false),
+           py::arg("page_bytes"), py::arg("num_pages"))
+      .def_property_readonly("page_bytes", &Granules::page_bytes)
+      .def_property_readonly("most_bytes", &Granules::most_bytes)
+      .def_property_readonly("created_bytes", &Granules::created_bytes)
+      .def_property_readonly("mapped_bytes", &Granules::mapped_bytes)
+      .def("holds", &Granules::holds, py::arg("page"))
+      .def("create", &Granules::create, py::arg("page"), NoGil())
+      .def("map", &Granules::map, py::arg("page"), NoGil())
+      .def("release", &Granules::release, py::arg("page"), NoGil())
+      .def("close", &Granules::close, NoGil());
+}
+
 }  // namespace
 
 void bind_vmm(py::module_& m) {
@@ -182,6 +198,7 @@ void bind_vmm(py::module_& m) {
   bind_drivers(m);
   bind_vmm_faults(m);
   bind_arena(m);
+  bind_granules(m);
   m.def(
       "probe",
       [](std::uintptr_t address, std::uint64_t size) {

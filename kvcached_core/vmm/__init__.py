@@ -1,7 +1,8 @@
 """Arenas and drivers: stable addresses, and physical memory that comes and goes under them.
 
 The contracts are C++ headers: ``csrc/vmm/driver.h`` (what every driver promises, and the errors),
-and ``csrc/vmm/arena.h`` (one reserved range and what is mapped in it). ``csrc/vmm/faulty_driver.h`` is the fault-injecting wrapper.
+``csrc/vmm/arena.h`` (one reserved range and what is mapped in it) and ``csrc/vmm/granules.h`` (the
+memory behind pages of any size). ``csrc/vmm/faulty_driver.h`` is the fault-injecting wrapper.
 ``probe`` and ``readable_bytes`` tell without a fault what can be read; tests use them to prove that
 unmapped memory cannot.
 """
@@ -13,6 +14,7 @@ from kvcached_core._native import (
     Driver,
     DriverError,
     FaultyDriver,
+    Granules,
     Handle,
     HostDriver,
     InjectedFault,
@@ -36,6 +38,7 @@ __all__ = [
     "Driver",
     "DriverError",
     "FaultyDriver",
+    "Granules",
     "Handle",
     "HostDriver",
     "InjectedFault",
