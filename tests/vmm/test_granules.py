@@ -291,14 +291,21 @@ def test_two_that_share_a_granule_map_it_once_and_both_wait_for_it() -> None:
     strip.pages.create(0)
     strip.pages.create(1)
     strip.driver.delay("map", 200_000)
-    threads = [threading.Thread(target=strip.pages.map, args=(page,)) for page in (0, 1)]
+    mapped: list[int] = []
+
+    def map_and_look(page: int) -> None:
+        strip.pages.map(page)
+        assert strip.is_filled(page, 0)
+        mapped.append(page)
+
+    threads = [threading.Thread(target=map_and_look, args=(page,)) for page in (0, 1)]
     for thread in threads:
         thread.start()
     wait_for_call(strip.driver, "map", 1)
     for thread in threads:
         thread.join(DEADLINE)
+    assert sorted(mapped) == [0, 1]
     assert strip.driver.counts()["map"] == 1
-    assert strip.is_filled(0, 0) and strip.is_filled(1, 0)
 
 
 def test_neighbours_come_and_go_while_pages_are_mapped_and_used() -> None:
