@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Literal, Protocol, TypedDict, TypeVar, final
 
-# csrc/vmm/{driver,arena,faulty_driver,probe}.h
+# csrc/vmm/{driver,arena,granules,faulty_driver,probe}.h
 
 class DriverError(RuntimeError):
     """A driver call failed; the state is what it was before the call."""
@@ -48,15 +48,40 @@ class Driver:
 def HostDriver(granularity: int = 0) -> Driver:
     """A driver over host memory; granularity 0 is the machine's page size."""
 
+class InjectedFault(DriverError):
+    """A FaultyDriver was told to fail this call."""
+
+class QuotaReached(DriverError):
+    """A FaultyDriver's quota of handles, descriptors or addresses is used up."""
+
+class RangeInUse(InvalidArgument):
+    """A range that declared work may touch was to be edited; nothing was done."""
+
 class FaultyDriver(Driver):
     """See csrc/vmm/faulty_driver.h. Kinds: reserve, unreserve, create, release, map, set_access,
-    unmap, zero, free_bytes. Errors: "error" (DriverError), "oom" (OutOfMemory)."""
+    unmap, zero, free_bytes, held_bytes, and any: all of them counted together. Errors: "error"
+    (InjectedFault), "oom" (OutOfMemory), "die" (SIGKILL; the only one that may strike after the
+    effect)."""
 
     def __init__(self, driver: Driver) -> None: ...
-    def fail_at(self, kind: str, n: int, error: str = "error") -> None: ...
+    def fail_at(self, kind: str, n: int, error: str = "error", after: bool = False) -> None: ...
     def fail_always(self, kind: str, error: str = "error") -> None: ...
     def delay(self, kind: str, microseconds: int) -> None: ...
-    def quota(self, bytes: int | None) -> None: ...
+    def delay_at(self, kind: str, n: int, microseconds: int, after: bool = False) -> None: ...
+    def quota(
+        self,
+        bytes: int | None = None,
+        *,
+        handles: int | None = None,
+        descriptors: int | None = None,
+        addresses: int | None = None,
+    ) -> None:
+        """In the place of all quotas before; None: no quota. A descriptor is one a live handle."""
+    def begin_work(self, address: int, size: int) -> None:
+        """Work that may touch the range runs: to edit it is RangeInUse until end_work."""
+    def end_work(self, address: int, size: int) -> None: ...
+    def violations(self) -> int:
+        """How often RangeInUse was raised."""
     def counts(self) -> dict[str, int]: ...
     def reset(self) -> None: ...
 
@@ -85,6 +110,24 @@ class Arena:
     def is_mapped(self, offset: int) -> bool: ...
     def release(self) -> None: ...
     def tensor(self, offset: int, size: int) -> TensorView: ...
+
+class Granules:
+    """See csrc/vmm/granules.h."""
+
+    def __init__(self, arena: Arena, page_bytes: int, num_pages: int) -> None: ...
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def most_bytes(self) -> int: ...
+    @property
+    def created_bytes(self) -> int: ...
+    @property
+    def mapped_bytes(self) -> int: ...
+    def holds(self, page: int) -> bool: ...
+    def create(self, page: int) -> None: ...
+    def map(self, page: int) -> None: ...
+    def release(self, page: int) -> bool: ...
+    def close(self) -> bool: ...
 
 def probe(address: int, size: int) -> bool:
     """Whether all of these bytes are readable, found out without a fault."""

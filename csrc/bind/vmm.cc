@@ -1,15 +1,15 @@
-// kvcached_core.vmm in C++: drivers, arenas, their tensors, the probe. Every call that may reach
-// a driver, and the end of every object that owns one, runs without the interpreter lock.
+// kvcached_core.vmm in C++: drivers, arenas, their tensors, granules, the probe. Every call that
+// may reach a driver, and the end of every object that owns one, runs without the interpreter lock.
 #include <pybind11/stl.h>
 
-#include <chrono>
 #include <memory>
 #include <utility>
 
 #include "bind/bind.h"
+#include "bind/vmm_faults.h"
 #include "vmm/arena.h"
 #include "vmm/dlpack.h"
-#include "vmm/faulty_driver.h"
+#include "vmm/granules.h"
 #include "vmm/machine_memory.h"
 #include "vmm/probe.h"
 #include "vmm/text.h"
@@ -144,27 +144,6 @@ void bind_drivers(py::module_& m) {
       py::arg("granularity") = 0, NoGil());
 }
 
-void bind_faulty_driver(py::module_& m) {
-  const auto fail_at = [](FaultyDriver& d, const std::string& kind, std::uint64_t n,
-                          const std::string& error) {
-    d.fail_at(call_named(kind), n, fault_named(error));
-  };
-  const auto fail_always = [](FaultyDriver& d, const std::string& kind, const std::string& error) {
-    d.fail_always(call_named(kind), fault_named(error));
-  };
-  const auto delay = [](FaultyDriver& d, const std::string& kind, std::uint32_t microseconds) {
-    d.delay(call_named(kind), std::chrono::microseconds(microseconds));
-  };
-  py::class_<FaultyDriver, Driver, std::shared_ptr<FaultyDriver>>(m, "FaultyDriver")
-      .def(py::init<std::shared_ptr<Driver>>(), py::arg("driver").none(false))
-      .def("fail_at", fail_at, py::arg("kind"), py::arg("n"), py::arg("error") = "error")
-      .def("fail_always", fail_always, py::arg("kind"), py::arg("error") = "error")
-      .def("delay", delay, py::arg("kind"), py::arg("microseconds"))
-      .def("quota", &FaultyDriver::quota, py::arg("bytes"))
-      .def("counts", &FaultyDriver::counts)
-      .def("reset", &FaultyDriver::reset);
-}
-
 void bind_arena(py::module_& m) {
   py::class_<TensorView>(m, "TensorView")
       .def("__dlpack__", &TensorView::dlpack, py::arg("stream") = py::none())
@@ -197,13 +176,29 @@ void bind_arena(py::module_& m) {
           py::arg("offset"), py::arg("size"));
 }
 
+void bind_granules(py::module_& m) {
+  py::class_<Granules>(m, "Granules")
+      .def(py::init<std::shared_ptr<Arena>, Bytes, std::size_t>(), py::arg("arena").none(false),
+           py::arg("page_bytes"), py::arg("num_pages"))
+      .def_property_readonly("page_bytes", &Granules::page_bytes)
+      .def_property_readonly("most_bytes", &Granules::most_bytes)
+      .def_property_readonly("created_bytes", &Granules::created_bytes)
+      .def_property_readonly("mapped_bytes", &Granules::mapped_bytes)
+      .def("holds", &Granules::holds, py::arg("page"))
+      .def("create", &Granules::create, py::arg("page"), NoGil())
+      .def("map", &Granules::map, py::arg("page"), NoGil())
+      .def("release", &Granules::release, py::arg("page"), NoGil())
+      .def("close", &Granules::close, NoGil());
+}
+
 }  // namespace
 
 void bind_vmm(py::module_& m) {
   bind_errors(m);
   bind_drivers(m);
-  bind_faulty_driver(m);
+  bind_vmm_faults(m);
   bind_arena(m);
+  bind_granules(m);
   m.def(
       "probe",
       [](std::uintptr_t address, std::uint64_t size) {

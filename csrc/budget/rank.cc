@@ -134,7 +134,7 @@ void Rank::serve() {
 }
 
 void Rank::serve_wish() {
-  budget_->set_idle(row_, segment_->header().idle_pages.load() * page_bytes());
+  budget_->set_idle(row_, segment_->header().idle_pages.load() * memory_.own_bytes());
   budget_->set_want(row_, segment_->header().wish_pages.load() * page_bytes());
 }
 

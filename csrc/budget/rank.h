@@ -4,8 +4,8 @@
 // handles, publishes the results, and then maps and zeroes ahead. The engine's thread calls only
 // make_ready() before a step, which finds the pages mapped unless the background is late, and
 // retire() behind a step's fence, which queues. Neither waits for the other's driver calls on
-// other pages. No thread here knows Python. All waits have a deadline, but for close(), which
-// waits for the background's driver call under way.
+// pages that share no granule. No thread here knows Python. All waits have a deadline, but for
+// close(), which waits for the background's driver call under way.
 //
 // Failures: what the driver refuses to create is refused; a page that it would not map is owned
 // still; one that it would not take back is in quarantine: it keeps its lease until it goes at
@@ -59,7 +59,7 @@ class Rank {
   // background thread has ended.
   bool drain(Milliseconds deadline);
 
-  Bytes page_bytes() const { return memory_.page_bytes(); }
+  Bytes page_bytes() const { return memory_.page_bytes(); }  // that one page may need
   Bytes mapped_bytes() const { return memory_.mapped_bytes(); }
   RankCounters counters() const;
   // Stops the thread, releases all memory and gives the row back, unless the driver keeps some.
@@ -106,7 +106,7 @@ class Rank {
   const std::shared_ptr<Budget> budget_;
   const int row_;
   const pid_t pid_;
-  RankMemory memory_;  // a page's pieces belong to the thread that set kMapping or kReleasing
+  RankMemory memory_;  // a page there belongs to the thread that set kMapping or kReleasing
 
   mutable std::mutex mutex_;  // guards all below; never held across a driver call
   std::unique_ptr<Threading> threading_;

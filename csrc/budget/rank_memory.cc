@@ -1,6 +1,7 @@
 #include "budget/rank_memory.h"
 
 #include <algorithm>
+#include <exception>
 #include <stdexcept>
 #include <string>
 
@@ -14,23 +15,30 @@ constexpr int kLockTries = 20;
 }  // namespace
 
 RankMemory::RankMemory(std::shared_ptr<Budget> budget, int row, std::shared_ptr<vmm::Driver> driver,
-                       std::vector<Extent> extents, std::size_t num_pages)
-    : budget_(std::move(budget)),
-      row_(row),
-      driver_(std::move(driver)),
-      extents_(std::move(extents)),
-      pages_(num_pages) {
-  if (extents_.empty()) throw std::invalid_argument("a rank needs tensors, and got none");
-  const Bytes granule = driver_->granularity();
-  for (const Extent& extent : extents_) {
-    if (extent.bytes == 0 || extent.bytes % granule != 0 ||
-        extent.arena->size() / extent.bytes < num_pages)
-      throw std::invalid_argument(
-          "an extent of " + std::to_string(extent.bytes) + " bytes a page in an arena of " +
-          std::to_string(extent.arena->size()) + ": allowed are whole granules of " +
-          std::to_string(granule) + " bytes, and room for " + std::to_string(num_pages) + " pages");
-    page_bytes_ += extent.bytes;
+                       const std::vector<Extent>& extents, std::size_t num_pages)
+    : budget_(std::move(budget)), row_(row), driver_(std::move(driver)) {
+  if (extents.empty()) throw std::invalid_argument("a rank needs tensors, and got none");
+  for (const Extent& extent : extents) {
+    try {
+      granules_.emplace_back(extent.arena, extent.bytes, num_pages);
+    } catch (const vmm::InvalidArgument& error) {
+      throw std::invalid_argument(error.what());
+    }
+    own_bytes_ += extent.bytes;
+    page_bytes_ += granules_.back().most_bytes();
   }
+}
+
+Bytes RankMemory::mapped_bytes() const {
+  Bytes sum = 0;
+  for (const vmm::Granules& granules : granules_) sum += granules.mapped_bytes();
+  return sum;
+}
+
+bool RankMemory::holds(std::int32_t page) const {
+  for (const vmm::Granules& granules : granules_)
+    if (granules.holds(page)) return true;
+  return false;
 }
 
 Grant RankMemory::try_lease(Bytes bytes) {
@@ -73,100 +81,61 @@ void RankMemory::unlease_bytes(Bytes bytes) {
 }
 
 void RankMemory::create(std::int32_t page) {
-  std::vector<Piece>& pieces = pages_[page];
-  pieces.resize(extents_.size());
-  Bytes made = 0;
-  try {
-    for (std::size_t e = 0; e < extents_.size(); ++e) {
-      pieces[e].handle = driver_->create(extents_[e].bytes);
-      pieces[e].place = Place::kHeld;
-      budget_->mark_created(row_, extents_[e].bytes);
-      promised_ -= extents_[e].bytes;
-      created_ += extents_[e].bytes;
-      made += extents_[e].bytes;
-    }
-  } catch (const vmm::DriverError&) {
-    unlease_bytes(page_bytes_ - made);
-    release(page);
-    throw;
-  }
-}
-
-void RankMemory::map(std::int32_t page) {
-  std::vector<Piece>& pieces = pages_[page];
-  for (std::size_t e = 0; e < extents_.size(); ++e) {
-    Piece& piece = pieces[e];
-    if (piece.place == Place::kMapped) continue;
-    if (piece.place != Place::kHeld)
-      throw vmm::Quarantined("page " + std::to_string(page) + " was lost to a driver error before");
+  Bytes left = page_bytes_;  // of the promise
+  std::exception_ptr error;
+  for (vmm::Granules& granules : granules_) {
+    const Bytes before = granules.created_bytes();
     try {
-      extents_[e].arena->map(page * extents_[e].bytes, piece.handle, true);
-    } catch (const vmm::Quarantined&) {
-      piece.place = Place::kLost;
-      throw;
-    }
-    piece.place = Place::kMapped;
-    mapped_ += extents_[e].bytes;
-  }
-}
-
-void RankMemory::take_back(std::size_t extent, std::int32_t page, Piece& piece) {
-  const auto& [arena, bytes] = extents_[extent];
-  if (piece.place == Place::kMapped) {
-    arena->unmap(page * bytes);
-    piece.place = Place::kHeld;
-    mapped_ -= bytes;
-  }
-  if (piece.place == Place::kHeld) {
-    driver_->release(piece.handle);
-    piece.place = Place::kNowhere;
-  }
-}
-
-bool RankMemory::release(std::int32_t page) {
-  std::vector<Piece>& pieces = pages_[page];
-  Bytes gone = 0;
-  bool all = true;
-  for (std::size_t e = 0; e < pieces.size(); ++e) {
-    if (pieces[e].place == Place::kNowhere) continue;
-    try {
-      take_back(e, page, pieces[e]);
+      granules.create(page);
     } catch (const vmm::DriverError&) {
-      // The piece stays where the driver left it: false says so.
+      error = std::current_exception();
     }
-    if (pieces[e].place == Place::kNowhere)
-      gone += extents_[e].bytes;
-    else
-      all = false;
+    const Bytes made = granules.created_bytes() - before;
+    note_created(made);
+    left -= made;
+    if (error) break;
   }
-  if (all) std::vector<Piece>().swap(pieces);
-  forget(gone);
-  return all;
+  unlease_bytes(left);
+  if (!error) return;
+  release(page);
+  std::rethrow_exception(error);
 }
 
-void RankMemory::forget(Bytes bytes) {
+void RankMemory::note_created(Bytes bytes) {
+  if (bytes == 0) return;
+  budget_->mark_created(row_, bytes);
+  promised_ -= bytes;
+  created_ += bytes;
+}
+
+void RankMemory::note_released(Bytes bytes) {
   if (bytes == 0) return;
   created_ -= bytes;
   budget_->mark_released(row_, bytes);
 }
 
-// Once more for what release() left mapped or lost. Returns the bytes that went.
-Bytes RankMemory::release_arena(std::size_t extent) {
-  const auto& [arena, bytes] = extents_[extent];
-  Bytes left = 0;
-  for (const std::vector<Piece>& pieces : pages_) {
-    if (pieces.empty()) continue;
-    const Place place = pieces[extent].place;
-    if (place == Place::kMapped) mapped_ -= bytes;
-    if (place == Place::kMapped || place == Place::kLost) left += bytes;
+void RankMemory::map(std::int32_t page) {
+  for (vmm::Granules& granules : granules_) granules.map(page);
+}
+
+bool RankMemory::release(std::int32_t page) {
+  Bytes gone = 0;
+  bool all = true;
+  for (vmm::Granules& granules : granules_) {
+    const Bytes before = granules.created_bytes();
+    all &= granules.release(page);
+    gone += before - granules.created_bytes();
   }
-  arena->release();
-  return left - std::min(left, arena->quarantined_bytes());
+  note_released(gone);
+  return all;
 }
 
 bool RankMemory::close() {
-  for (std::size_t page = 0; page < pages_.size(); ++page) release(static_cast<std::int32_t>(page));
-  for (std::size_t e = 0; e < extents_.size(); ++e) forget(release_arena(e));
+  for (vmm::Granules& granules : granules_) {
+    const Bytes before = granules.created_bytes();
+    granules.close();
+    note_released(before - granules.created_bytes());
+  }
   unlease_bytes(promised_);
   budget_->set_want(row_, 0);
   budget_->set_idle(row_, 0);

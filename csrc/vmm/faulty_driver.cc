@@ -1,148 +1,133 @@
 #include "vmm/faulty_driver.h"
 
-#include <algorithm>
-#include <thread>
-
-#include "vmm/text.h"
+#include <type_traits>
 
 namespace kvcached::vmm {
 
-Call call_named(const std::string& name) {
-  std::string known;
-  for (std::size_t i = 0; i < kCallNames.size(); ++i) {
-    if (name == kCallNames[i]) return static_cast<Call>(i);
-    known += text(i ? ", " : "", kCallNames[i]);
-  }
-  throw InvalidArgument(text("no driver call is named '", name, "'; there are ", known));
-}
-
-Fault fault_named(const std::string& name) {
-  if (name == "error") return Fault::kError;
-  if (name == "oom") return Fault::kOutOfMemory;
-  throw InvalidArgument(text("no fault is named '", name, "'; there are error, oom"));
-}
-
-void FaultyDriver::fail_at(Call call, std::uint64_t n, Fault fault) {
-  const std::lock_guard lock(mutex_);
-  Plan& p = plan(call);
-  p.strike_at = n == 0 ? 0 : p.calls + n;
-  p.always = false;
-  p.fault = fault;
-}
-
-void FaultyDriver::fail_always(Call call, Fault fault) {
-  const std::lock_guard lock(mutex_);
-  plan(call).always = true;
-  plan(call).fault = fault;
-}
-
-void FaultyDriver::delay(Call call, std::chrono::microseconds wait) {
-  const std::lock_guard lock(mutex_);
-  plan(call).wait = wait;
-}
-
-void FaultyDriver::quota(std::optional<Bytes> bytes) {
-  const std::lock_guard lock(mutex_);
-  quota_ = bytes;
-}
-
-std::map<std::string, std::uint64_t> FaultyDriver::counts() const {
-  const std::lock_guard lock(mutex_);
-  std::map<std::string, std::uint64_t> found;
-  for (std::size_t i = 0; i < kCallNames.size(); ++i) found[kCallNames[i]] = plans_[i].calls;
-  return found;
-}
-
 void FaultyDriver::reset() {
-  const std::lock_guard lock(mutex_);
-  plans_.fill(Plan{});
-  quota_.reset();
+  plan_.reset();
+  quotas_.set({});
+  work_.clear();
 }
 
-void FaultyDriver::enter(Call call) {
-  std::unique_lock lock(mutex_);
-  Plan& p = plan(call);
-  const std::uint64_t turn = ++p.calls;
-  const bool strikes = p.always || turn == p.strike_at;
-  const Fault fault = p.fault;
-  const auto wait = p.wait;
-  lock.unlock();
-  if (wait.count() > 0) std::this_thread::sleep_for(wait);
-  if (!strikes) return;
-  const std::string what =
-      text("injected fault in call ", turn, " of ", kCallNames[static_cast<std::size_t>(call)]);
-  switch (fault) {
-    case Fault::kError:
-      throw DriverError(what);
-    case Fault::kOutOfMemory:
-      throw OutOfMemory(what);
+template <class Work>
+auto FaultyDriver::run(Call call, Work&& work) {
+  const FaultPlan::Turn turn = plan_.count(call);
+  turn.before();
+  if constexpr (std::is_void_v<decltype(work())>) {
+    work();
+    turn.after();
+  } else {
+    const auto result = work();
+    turn.after();
+    return result;
   }
+}
+
+template <class Work>
+void FaultyDriver::edit(Call call, void* address, Bytes size, Work&& work) {
+  run(call, [&] {
+    const WorkRanges::Edit under_way(work_, kCallNames[static_cast<std::size_t>(call)],
+                                     reinterpret_cast<std::uintptr_t>(address), size);
+    work();
+  });
 }
 
 void* FaultyDriver::reserve(Bytes size) {
-  enter(Call::kReserve);
-  return inner_->reserve(size);
+  return run(Call::kReserve, [&] {
+    quotas_.take_addresses(size);
+    try {
+      return inner_->reserve(size);
+    } catch (...) {
+      quotas_.give_addresses(size);
+      throw;
+    }
+  });
 }
 
 void FaultyDriver::unreserve(void* base, Bytes size) {
-  enter(Call::kUnreserve);
-  inner_->unreserve(base, size);
-}
-
-void FaultyDriver::charge(Bytes size) {
-  const std::lock_guard lock(mutex_);
-  if (quota_ && (created_ > *quota_ || size > *quota_ - created_)) {
-    throw OutOfMemory(
-        text("injected quota: ", size, " bytes asked for, ", created_, " of ", *quota_, " in use"));
-  }
-  created_ += size;
+  edit(Call::kUnreserve, base, size, [&] {
+    inner_->unreserve(base, size);
+    quotas_.give_addresses(size);
+  });
 }
 
 Handle FaultyDriver::create(Bytes size) {
-  enter(Call::kCreate);
-  charge(size);
-  try {
-    return inner_->create(size);
-  } catch (...) {
-    const std::lock_guard lock(mutex_);
-    created_ -= size;
-    throw;
-  }
+  return run(Call::kCreate, [&] {
+    quotas_.take_memory(size);
+    try {
+      return inner_->create(size);
+    } catch (...) {
+      quotas_.give_memory(size);
+      throw;
+    }
+  });
+}
+
+void* FaultyDriver::where(Handle handle) {
+  const std::lock_guard lock(mutex_);
+  const auto found = tied_.find(handle.id);
+  return found == tied_.end() ? nullptr : found->second;
+}
+
+void FaultyDriver::note(std::uint64_t id, void* address) {
+  const std::lock_guard lock(mutex_);
+  tied_[id] = address;
+  tied_at_[address] = id;
+}
+
+std::uint64_t FaultyDriver::forget(void* address) {
+  const std::lock_guard lock(mutex_);
+  const auto at = tied_at_.find(address);
+  if (at == tied_at_.end()) return 0;
+  const std::uint64_t id = at->second;
+  tied_.erase(id);
+  tied_at_.erase(at);
+  return id;
 }
 
 void FaultyDriver::release(Handle handle) {
-  enter(Call::kRelease);
-  inner_->release(handle);
-  const std::lock_guard lock(mutex_);
-  created_ -= handle.size;
+  void* const at = where(handle);
+  edit(Call::kRelease, at, at == nullptr ? 0 : handle.size, [&] {
+    inner_->release(handle);
+    quotas_.give_memory(handle.size);
+  });
 }
 
 void FaultyDriver::map(void* address, Handle handle) {
-  enter(Call::kMap);
-  inner_->map(address, handle);
+  edit(Call::kMap, address, handle.size, [&] {
+    inner_->map(address, handle);
+    note(handle.id, address);
+  });
 }
 
 void FaultyDriver::set_access(void* address, Bytes size) {
-  enter(Call::kSetAccess);
-  inner_->set_access(address, size);
+  edit(Call::kSetAccess, address, size, [&] { inner_->set_access(address, size); });
 }
 
+// The note goes first: once the range is free, another thread may map and note something there.
 void FaultyDriver::unmap(void* address, Bytes size) {
-  enter(Call::kUnmap);
-  inner_->unmap(address, size);
+  edit(Call::kUnmap, address, size, [&] {
+    const std::uint64_t id = forget(address);
+    try {
+      inner_->unmap(address, size);
+    } catch (...) {
+      if (id != 0) note(id, address);
+      throw;
+    }
+  });
 }
 
 void FaultyDriver::zero(void* address, Bytes size) {
-  enter(Call::kZero);
-  inner_->zero(address, size);
+  edit(Call::kZero, address, size, [&] { inner_->zero(address, size); });
 }
 
 Bytes FaultyDriver::free_bytes() {
-  enter(Call::kFreeBytes);
-  const Bytes free = inner_->free_bytes();
-  const std::lock_guard lock(mutex_);
-  if (!quota_) return free;
-  return std::min(free, *quota_ > created_ ? *quota_ - created_ : 0);
+  return run(Call::kFreeBytes, [&] { return quotas_.limited(inner_->free_bytes()); });
+}
+
+Bytes FaultyDriver::held_bytes() {
+  return run(Call::kHeldBytes, [&] { return inner_->held_bytes(); });
 }
 
 }  // namespace kvcached::vmm

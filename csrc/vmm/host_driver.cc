@@ -1,44 +1,28 @@
 #include "vmm/host_driver.h"
 
-#include <fcntl.h>
-#include <linux/falloc.h>
-#include <pthread.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <cerrno>
 #include <cstring>
 #include <iterator>
-#include <limits>
 #include <utility>
 #include <vector>
 
 #include "vmm/dlpack.h"
+#include "vmm/host_ranges.h"
 #include "vmm/text.h"
-
-#ifndef MFD_NOEXEC_SEAL  // Linux 6.3; machines with vm.memfd_noexec=2 demand it
-#define MFD_NOEXEC_SEAL 0x0008U
-#endif
 
 namespace kvcached::vmm {
 namespace {
-
-// File offsets and address arithmetic are signed 64-bit numbers in the kernel.
-constexpr Bytes kLargest = static_cast<Bytes>(std::numeric_limits<off_t>::max()) / 2;
-
-constexpr int kReserved = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-
-Bytes page_size() { return static_cast<Bytes>(::sysconf(_SC_PAGESIZE)); }
 
 void* pointer(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
 std::uintptr_t address_of(void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
 
 std::string hex(std::uintptr_t address) { return text("0x", std::hex, address); }
 
-[[noreturn]] void fail_mapping(const char* call, std::uintptr_t address, Bytes size, int error) {
+// Does nothing for no error (0).
+void check(int error, const char* call, std::uintptr_t address, Bytes size) {
+  if (error == 0) return;
   std::string why = std::strerror(error);
   if (error == ENOMEM) {
     why +=
@@ -49,22 +33,13 @@ std::string hex(std::uintptr_t address) { return text("0x", std::hex, address); 
       text("host ", call, " of ", size, " bytes at ", hex(address), " failed: ", why));
 }
 
-int open_memfd() {
-  int fd = ::memfd_create("kvcached", MFD_CLOEXEC | MFD_NOEXEC_SEAL);
-  if (fd < 0 && errno == EINVAL) fd = ::memfd_create("kvcached", MFD_CLOEXEC);
-  if (fd < 0) {
-    throw DriverError(text("host driver: memfd_create failed: ", std::strerror(errno),
-                           "; needs Linux 3.17 and a free file descriptor"));
-  }
-  return fd;
-}
-
 Bytes checked_granularity(Bytes granularity) {
-  if (granularity == 0) return page_size();
-  if ((granularity & (granularity - 1)) != 0 || granularity < page_size() ||
-      granularity > kLargest) {
+  const Bytes page = machine_page_size();
+  if (granularity == 0) return page;
+  if ((granularity & (granularity - 1)) != 0 || granularity < page ||
+      granularity > MemoryFile::kLargest) {
     throw InvalidArgument(text("host driver: granularity ", granularity,
-                               " is not a power of two from the machine's page size, ", page_size(),
+                               " is not a power of two from the machine's page size, ", page,
                                ", up; pass 0 for that page size"));
   }
   return granularity;
@@ -75,36 +50,6 @@ std::uint64_t next_id() {
   return ++last;
 }
 
-// fallocate on a memory file gives up, all undone, at any pending signal. A profiler's timer could
-// so keep it from ever ending; with signals held back only SIGKILL interrupts it.
-class SignalsHeld {
- public:
-  SignalsHeld() {
-    sigset_t all;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsHeld() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
-
-// Makes a mapped range inaccessible again, reserved as before. Where the process is past its limit
-// of mappings the kernel refuses any mmap, even one that leaves fewer; taking the access away needs
-// none. The file then stays behind the range, out of reach, until the next map() or unreserve().
-int hide(void* address, Bytes size) {
-  if (::mmap(address, size, PROT_NONE, kReserved | MAP_FIXED, -1, 0) != MAP_FAILED) return 0;
-  const int error = errno;
-  return error == ENOMEM && ::mprotect(address, size, PROT_NONE) == 0 ? 0 : error;
-}
-
-int allocate_range(int fd, int mode, Bytes offset, Bytes size) {
-  const SignalsHeld held;
-  const int rc = ::fallocate(fd, mode, static_cast<off_t>(offset), static_cast<off_t>(size));
-  return rc == 0 ? 0 : errno;
-}
-
 }  // namespace
 
 std::shared_ptr<Driver> make_host_driver(Bytes granularity) {
@@ -112,11 +57,11 @@ std::shared_ptr<Driver> make_host_driver(Bytes granularity) {
 }
 
 HostDriver::HostDriver(Bytes granularity)
-    : granularity_(checked_granularity(granularity)), pid_(::getpid()), memfd_(open_memfd()) {}
+    : granularity_(checked_granularity(granularity)), pid_(::getpid()) {}
 
 HostDriver::~HostDriver() {
   if (::getpid() != pid_) return;
-  for (const auto& [base, size] : reserved_) ::munmap(pointer(base), size);
+  for (const auto& [base, size] : reserved_) unreserve_range(base, size);
 }
 
 int HostDriver::dlpack_device_type() const { return kDLCPU; }
@@ -129,7 +74,7 @@ void HostDriver::check_process(const char* call) const {
 }
 
 void HostDriver::check_multiple(const char* call, const char* what, Bytes value) const {
-  if (value % granularity_ != 0 || value == 0 || value > kLargest) {
+  if (value % granularity_ != 0 || value == 0 || value > MemoryFile::kLargest) {
     throw InvalidArgument(text("host ", call, ": ", what, " ", value,
                                " is not a positive multiple of the granularity ", granularity_));
   }
@@ -138,18 +83,13 @@ void HostDriver::check_multiple(const char* call, const char* what, Bytes value)
 void* HostDriver::reserve(Bytes size) {
   check_process("reserve");
   check_multiple("reserve", "size", size);
-  const Bytes slack = granularity_ > page_size() ? granularity_ : 0;
-  void* got = ::mmap(nullptr, size + slack, PROT_NONE, kReserved, -1, 0);
-  if (got == MAP_FAILED) fail_mapping("reserve", 0, size, errno);
-  const Address start = address_of(got);
-  const Address base = (start + granularity_ - 1) & ~(granularity_ - 1);
-  if (base > start) ::munmap(pointer(start), base - start);
-  if (const Bytes tail = start + slack - base; tail > 0) ::munmap(pointer(base + size), tail);
+  Address base = 0;
+  check(reserve_range(size, granularity_, base), "reserve", 0, size);
   try {
     const std::lock_guard lock(mutex_);
     reserved_.emplace(base, size);
   } catch (...) {
-    ::munmap(pointer(base), size);
+    unreserve_range(base, size);
     throw;
   }
   return pointer(base);
@@ -168,7 +108,7 @@ void HostDriver::unreserve(void* base, Bytes size) {
     throw InvalidArgument(text("host unreserve: the range at ", hex(address),
                                " has something mapped in it; unmap it first"));
   }
-  if (::munmap(base, size) != 0) fail_mapping("unreserve", address, size, errno);
+  check(unreserve_range(address, size), "unreserve", address, size);
   reserved_.erase(found);
 }
 
@@ -181,7 +121,7 @@ void HostDriver::fill(Bytes offset, Bytes size) {
                            " held by this driver; lower the KV-cache limit or free"
                            " memory"));
   }
-  const int error = allocate_range(memfd_.get(), 0, offset, size);
+  const int error = file_.fill(offset, size);
   if (error == 0) return;
   const std::string what = text("host create: ", size, " bytes asked for, ", held_bytes(),
                                 " held by this driver, the kernel refused: ", std::strerror(error));
@@ -194,7 +134,7 @@ Handle HostDriver::create(Bytes size) {
   check_multiple("create", "size", size);
   const Handle handle{next_id(), size};
   std::unique_lock lock(mutex_);
-  if (size > kLargest - space_.end()) {
+  if (size > MemoryFile::kLargest - space_.end()) {
     throw OutOfMemory(text("host create: ", size, " bytes are more than a file can hold"));
   }
   Allocation& entry = allocations_[handle.id];  // nobody knows the id yet
@@ -231,8 +171,7 @@ void HostDriver::release(Handle handle) {
   auto node = allocations_.extract(handle.id);  // nobody else can map or release it now
   const Allocation allocation = node.mapped();
   lock.unlock();
-  const int error = allocate_range(memfd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                                   allocation.offset, allocation.size);
+  const int error = file_.punch(allocation.offset, allocation.size);
   lock.lock();
   if (error != 0) {
     allocations_.insert(std::move(node));
@@ -282,18 +221,9 @@ void HostDriver::map(void* address, Handle handle) {
                                " bytes at ", hex(at), "; unmap it first"));
   }
   const auto entry = mappings_.emplace(at, Mapping{handle.id, handle.size, false}).first;
-  const auto no_fork = hold_forks();  // else a child might get the mapping before MADV_DONTFORK
-  if (::mmap(address, handle.size, PROT_NONE, MAP_SHARED | MAP_FIXED, memfd_.get(),
-             static_cast<off_t>(allocation.offset)) == MAP_FAILED) {
-    const int error = errno;
+  if (const int error = lay_file(at, handle.size, file_.fd(), allocation.offset); error != 0) {
     mappings_.erase(entry);
-    fail_mapping("map", at, handle.size, error);
-  }
-  if (::madvise(address, handle.size, MADV_DONTFORK) != 0) {
-    const int error = errno;
-    hide(address, handle.size);
-    mappings_.erase(entry);
-    fail_mapping("map", at, handle.size, error);
+    check(error, "map", at, handle.size);
   }
   allocation.mapped_at = at;
 }
@@ -318,17 +248,15 @@ void HostDriver::set_access(void* address, Bytes size) {
   }
   for (auto it = changed.begin(); it != changed.end(); ++it) {
     auto& [start, mapping] = **it;
-    if (::mprotect(pointer(start), mapping.size, PROT_READ | PROT_WRITE) == 0) {
-      mapping.accessible = true;
-      continue;
-    }
-    const int error = errno;
+    const int error = set_range_access(start, mapping.size, true);
+    mapping.accessible = error == 0;
+    if (error == 0) continue;
     while (it != changed.begin()) {
       auto& [undo, before] = **--it;
-      ::mprotect(pointer(undo), before.size, PROT_NONE);
+      set_range_access(undo, before.size, false);
       before.accessible = false;
     }
-    fail_mapping("set_access", at, size, error);
+    check(error, "set_access", at, size);
   }
 }
 
@@ -341,7 +269,7 @@ void HostDriver::unmap(void* address, Bytes size) {
     throw InvalidArgument(
         text("host unmap: ", size, " bytes at ", hex(at), " are not what one map() tied"));
   }
-  if (const int error = hide(address, size); error != 0) fail_mapping("unmap", at, size, error);
+  check(hide_range(at, size), "unmap", at, size);
   allocations_.at(mapping->second.handle).mapped_at = 0;
   mappings_.erase(mapping);
 }
@@ -365,12 +293,7 @@ void HostDriver::zero(void* address, Bytes size) {
 
 Bytes HostDriver::held_bytes() {
   check_process("held_bytes");
-  struct stat status;
-  if (::fstat(memfd_.get(), &status) != 0) {
-    throw DriverError(text("host held_bytes: fstat failed: ", std::strerror(errno)));
-  }
-  constexpr Bytes kStatBlock = 512;  // what st_blocks counts in, whatever the file system
-  return static_cast<Bytes>(status.st_blocks) * kStatBlock;
+  return file_.held();
 }
 
 }  // namespace kvcached::vmm

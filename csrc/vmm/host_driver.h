@@ -16,8 +16,8 @@
 
 #include "vmm/driver.h"
 #include "vmm/file_space.h"
-#include "vmm/fork.h"
 #include "vmm/machine_memory.h"
+#include "vmm/memory_file.h"
 
 namespace kvcached::vmm {
 
@@ -71,7 +71,7 @@ class HostDriver final : public Driver {
   const Bytes granularity_;
   const pid_t pid_;
   const MachineMemory machine_;
-  const ForkClosedFd memfd_;
+  const MemoryFile file_;
 
   std::mutex mutex_;
   FileSpace space_;

@@ -1,9 +1,10 @@
 """Arenas and drivers: stable addresses, and physical memory that comes and goes under them.
 
-The contracts are C++ headers: ``csrc/vmm/driver.h`` (what every driver promises, and the errors)
-and ``csrc/vmm/arena.h`` (one reserved range and what is mapped in it). ``csrc/vmm/faulty_driver.h``
-describes the fault-injecting wrapper. ``probe`` and ``readable_bytes`` tell without a fault what
-can be read; tests use them to prove that unmapped memory cannot.
+The contracts are C++ headers: ``csrc/vmm/driver.h`` (what every driver promises, and the errors),
+``csrc/vmm/arena.h`` (one reserved range and what is mapped in it) and ``csrc/vmm/granules.h`` (the
+memory behind pages of any size). ``csrc/vmm/faulty_driver.h`` is the fault-injecting wrapper.
+``probe`` and ``readable_bytes`` tell without a fault what can be read; tests use them to prove that
+unmapped memory cannot.
 """
 
 import mmap
@@ -13,11 +14,15 @@ from kvcached_core._native import (
     Driver,
     DriverError,
     FaultyDriver,
+    Granules,
     Handle,
     HostDriver,
+    InjectedFault,
     InvalidArgument,
     OutOfMemory,
     Quarantined,
+    QuotaReached,
+    RangeInUse,
     TensorView,
     machine_free_bytes,
     probe,
@@ -33,11 +38,15 @@ __all__ = [
     "Driver",
     "DriverError",
     "FaultyDriver",
+    "Granules",
     "Handle",
     "HostDriver",
+    "InjectedFault",
     "InvalidArgument",
     "OutOfMemory",
     "Quarantined",
+    "QuotaReached",
+    "RangeInUse",
     "TensorView",
     "machine_free_bytes",
     "probe",

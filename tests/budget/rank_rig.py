@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kvcached_core.budget import Budget, Rank, RowInfo, Segment
 from kvcached_core.vmm import Arena, DriverError, FaultyDriver, HostDriver
@@ -61,6 +62,7 @@ class Member:
     driver: FaultyDriver
     arenas: list[Arena]
     rank: Rank
+    extents: tuple[int, ...]
 
     def info(self) -> RowInfo:
         (mine,) = (row for row in self.budget.rows() if row.rank == self.number)
@@ -79,27 +81,41 @@ class Member:
         return pages
 
     def fill(self, page: int, value: int) -> None:
-        for arena, size in zip(self.arenas, EXTENTS, strict=True):
-            ctypes.memset(arena.base + page * size, value, size)
+        for address, size in self.ranges(page):
+            ctypes.memset(address, value, size)
 
-    def is_zero(self, page: int) -> bool:
-        return not any(
-            any(ctypes.string_at(arena.base + page * size, size))
-            for arena, size in zip(self.arenas, EXTENTS, strict=True)
+    def is_filled(self, page: int, value: int) -> bool:
+        return all(
+            ctypes.string_at(address, size) == bytes([value]) * size
+            for address, size in self.ranges(page)
         )
 
+    def is_zero(self, page: int) -> bool:
+        return self.is_filled(page, 0)
+
+    def ranges(self, page: int) -> list[tuple[int, int]]:
+        """Address and bytes of the page in each tensor."""
+        pieces = zip(self.arenas, self.extents, strict=True)
+        return [(arena.base + page * size, size) for arena, size in pieces]
+
     def is_mapped(self, page: int) -> bool:
-        pieces = zip(self.arenas, EXTENTS, strict=True)
+        pieces = zip(self.arenas, self.extents, strict=True)
         return all(arena.is_mapped(page * size) for arena, size in pieces)
 
 
 class Rig:
-    """A budget of `capacity` pages and an engine of `pages` pages on it."""
+    """A budget of `capacity` times PAGE bytes and an engine of `pages` pages on it."""
 
     def __init__(
-        self, directory: Path, pages: int = 8, ranks: int = 1, capacity: int = 100
+        self,
+        directory: Path,
+        pages: int = 8,
+        ranks: int = 1,
+        capacity: int = 100,
+        extents: tuple[int, ...] = EXTENTS,
     ) -> None:
         self.capacity = capacity * PAGE
+        self.extents = extents
         self.pages = pages
         self.budget = Budget.open(str(directory), DEVICE, self.capacity, 0)
         self.path = str(directory / "engine.segment")
@@ -108,20 +124,20 @@ class Rig:
         self.epoch = 0
 
     def arenas(self, driver: FaultyDriver) -> list[Arena]:
-        return [Arena.reserve(driver, self.pages * size) for size in EXTENTS]
+        return [Arena.reserve(driver, self.pages * size) for size in self.extents]
 
     def join(self, driver: FaultyDriver | None = None, name: str = "engine") -> Member:
         driver = driver or FaultyDriver(HostDriver(GRANULE))
         number = len(self.members)
         arenas = self.arenas(driver)
         row = self.budget.join(name, number, self.capacity)
-        extents = list(zip(arenas, EXTENTS, strict=True))
+        extents = list(zip(arenas, self.extents, strict=True))
         try:
             rank = Rank(self.segment, number, self.budget, DEVICE, row, driver, extents)
         except BaseException:
             self.budget.leave(row)
             raise
-        self.members.append(Member(number, row, self.budget, driver, arenas, rank))
+        self.members.append(Member(number, row, self.budget, driver, arenas, rank, self.extents))
         return self.members[-1]
 
     def grow(self, *pages: int) -> tuple[list[int], list[int], list[int]]:
@@ -157,7 +173,7 @@ class Rig:
 
 
 @contextmanager
-def rig(directory: Path, **shape: int) -> Iterator[Rig]:
+def rig(directory: Path, **shape: Any) -> Iterator[Rig]:
     """A rig that must have given everything back when it is closed."""
     made = Rig(directory, **shape)
     try:

@@ -7,13 +7,19 @@ Another kind of driver joins the contract suite with an entry in ``SUBJECTS``: a
 from __future__ import annotations
 
 import ctypes
+import mmap
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 
-from kvcached_core.vmm import Driver, FaultyDriver, Handle, HostDriver, readable_bytes
+from kvcached_core.vmm import Driver, FaultyDriver, Handle, HostDriver, probe, readable_bytes
 
 KIB = 1024
+MIB = 1024 * KIB
+
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class Subject:
@@ -22,6 +28,13 @@ class Subject:
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self.granule = driver.granularity()
+        # Every machine page where that is quick, else 16 places of each granule.
+        self.grain = mmap.PAGESIZE if self.granule <= MIB else self.granule // 16
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a test should take few granules and few turns."""
+        return self.granule > 2 * MIB
 
     def read(self, address: int, size: int) -> bytes:
         return ctypes.string_at(address, size)
@@ -29,9 +42,19 @@ class Subject:
     def write(self, address: int, data: bytes) -> None:
         ctypes.memmove(address, data, len(data))
 
+    def fill(self, address: int, size: int, value: int) -> None:
+        ctypes.memset(address, value, size)
+
+    def is_filled(self, address: int, size: int, value: int) -> bool:
+        """Whether every byte is ``value``; copies nothing."""
+        return self.read(address, 1)[0] == value and _memcmp(address, address + 1, size - 1) == 0
+
     def readable(self, address: int, size: int) -> int:
-        """How many of the bytes can be read, found out without a fault."""
-        return readable_bytes(address, size)
+        """How many of the bytes can be read, in whole grains, found out without a fault."""
+        starts = range(address, address + size, self.grain)
+        if self.grain == mmap.PAGESIZE:
+            return readable_bytes(address, size)
+        return self.grain * sum(probe(start, 1) for start in starts)
 
     def map_open(self, address: int, handle: Handle) -> None:
         self.driver.map(address, handle)
@@ -41,16 +64,35 @@ class Subject:
         """A new handle, mapped at the address, accessible, every byte of it ``value``."""
         handle = self.driver.create(granules * self.granule)
         self.map_open(address, handle)
-        self.write(address, bytes([value]) * handle.size)
+        self.fill(address, handle.size, value)
         return handle
 
 
 SUBJECTS: dict[str, Callable[[], Subject]] = {
     "host-page": lambda: Subject(HostDriver()),
     "host-64KiB": lambda: Subject(HostDriver(64 * KIB)),
-    "host-2MiB": lambda: Subject(HostDriver(2048 * KIB)),
-    "faulty-host": lambda: Subject(FaultyDriver(HostDriver(64 * KIB))),
+    "host-2MiB": lambda: Subject(HostDriver(2 * MIB)),
+    "host-4MiB": lambda: Subject(HostDriver(4 * MIB)),
+    "host-64MiB": lambda: Subject(HostDriver(64 * MIB)),
+    "faulty-page": lambda: Subject(FaultyDriver(HostDriver())),
+    "faulty-64KiB": lambda: Subject(FaultyDriver(HostDriver(64 * KIB))),
+    "faulty-2MiB": lambda: Subject(FaultyDriver(HostDriver(2 * MIB))),
 }
+
+
+# Long enough that a waiting call is seen to wait, also on a busy machine.
+WAIT_US = 1_000_000
+DEADLINE = 30  # seconds; only guards against a hang
+
+
+def wait_for_call(driver: FaultyDriver, kind: str, count: int) -> None:
+    """Returns while that call waits in the driver; it gets there only if this thread may run."""
+    tick = threading.Event()
+    for _ in range(DEADLINE * 1000):
+        if driver.counts()[kind] >= count:
+            return
+        tick.wait(0.001)
+    raise AssertionError(f"no {kind} call within {DEADLINE} s: {driver.counts()}")
 
 
 def run_script(script: str) -> str:

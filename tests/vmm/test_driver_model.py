@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvcached_core.vmm import Handle, HostDriver, InvalidArgument
+from kvcached_core.vmm import Handle, InvalidArgument
 
-from .subject import Subject
+from .subject import SUBJECTS
 
 SLOTS = 12  # granules of the one reserved range
 
@@ -16,9 +16,11 @@ SLOTS = 12  # granules of the one reserved range
 class DriverModel(RuleBasedStateMachine):
     """Handles are known by index in the order of their creation, for ever."""
 
+    kind = "host-page"
+
     def __init__(self) -> None:
         super().__init__()
-        self.subject = Subject(HostDriver())
+        self.subject = SUBJECTS[self.kind]()
         self.driver = self.subject.driver
         self.granule = self.subject.granule
         self.base = self.driver.reserve(SLOTS * self.granule)
@@ -114,5 +116,13 @@ class DriverModel(RuleBasedStateMachine):
             assert found == bytes([self.content[index]]) * size
 
 
+class FaultyDriverModel(DriverModel):
+    """The wrapper without faults."""
+
+    kind = "faulty-page"
+
+
 TestDriverModel = DriverModel.TestCase
 TestDriverModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestFaultyDriverModel = FaultyDriverModel.TestCase
+TestFaultyDriverModel.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)

@@ -77,7 +77,7 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
             "(%d blocks each), floor %s, limit %s, capacity %s",
             self.plan.instance,
             self.plan.device,
-            format_size(self.plan.num_pages * self.plan.page_bytes),
+            format_size(self.plan.reserved_bytes),
             self.plan.num_pages,
             format_size(self.plan.page_bytes),
             self.plan.blocks_per_page,

@@ -11,6 +11,7 @@ from kvcached_core.engines.vllm.plan import (
     StoragePlan,
     check_room,
     choose_blocks_per_page,
+    page_memory,
     pages_for_blocks,
 )
 from kvcached_core.vmm import HOST_GRANULARITY
@@ -33,9 +34,12 @@ def make_plans(
     per_page = choose_blocks_per_page(sizes, settings.page_size, HOST_GRANULARITY)
     need = pages_for_blocks(request_blocks(vllm_config, configs[0]), per_page)
     num_blocks = configs[0].num_blocks
-    for tensors in sizes:
+    pages = [
+        page_memory([per_page * size for size in tensors], HOST_GRANULARITY) for tensors in sizes
+    ]
+    for page in pages:
         check_room(
-            need * per_page * sum(tensors),
+            need * page,
             capacity,
             limit,
             settings.headroom,
@@ -57,7 +61,7 @@ def make_plans(
             num_blocks=num_blocks,
             blocks_per_page=per_page,
             block_bytes=tensors,
-            floor=floor_bytes(settings.floor, need, per_page * sum(tensors), limit),
+            floor=floor_bytes(settings.floor, need, pages[rank], limit),
             limit=limit,
         )
         for rank, tensors in enumerate(sizes)
@@ -74,7 +78,7 @@ def spec_page_bytes(settings: Settings, layer_bytes: list[int]) -> int:
     """Bytes of a page before layers are grouped: never less than the planned one."""
     tensors = [sum(layer_bytes)] if settings.layout == "block-major" else layer_bytes
     per_page = choose_blocks_per_page([tensors], settings.page_size, HOST_GRANULARITY)
-    return per_page * sum(tensors)
+    return page_memory([per_page * size for size in tensors], HOST_GRANULARITY)
 
 
 def directory_of(settings: Settings) -> Path:
