@@ -67,6 +67,9 @@ class Rank {
   void close();
 
  private:
+  // A page that another thread maps is ready within microseconds; past this it is stuck.
+  static constexpr std::chrono::seconds kMapDeadline{30};
+
   enum class State : std::uint8_t { kNone, kOwned, kMapping, kReady, kReleasing, kQuarantined };
   struct Page {
     State state = State::kNone;
