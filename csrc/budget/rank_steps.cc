@@ -20,10 +20,31 @@ void Rank::map_page(std::int32_t page) {
   settle(page, State::kReady);
 }
 
-// Ends what the caller did with a page, and publishes it.
 void Rank::settle(std::int32_t page, State state) {
   std::lock_guard lock(mutex_);
-  pages_[page].state = state;
+  settle_locked(page, state, last_epoch_);
+}
+
+void Rank::settle(std::int32_t page, State state, std::uint64_t epoch) {
+  std::lock_guard lock(mutex_);
+  settle_locked(page, state, epoch);
+}
+
+// Under the lock: a rank's recorder has one writer at a time.
+void Rank::record(std::int32_t page, State from, State to, std::uint64_t epoch) {
+  const auto traced = [](State state) {
+    return state == State::kNone    ? TracedState::kVirtual
+           : state == State::kOwned ? TracedState::kOwned
+           : state == State::kReady ? TracedState::kMapped
+                                    : TracedState::kQuarantined;
+  };
+  if (from != to) segment_->record(rank_, page, traced(from), traced(to), epoch);
+}
+
+// Ends what the caller did with a page, and publishes it.
+void Rank::settle_locked(std::int32_t page, State state, std::uint64_t epoch) {
+  record(page, pages_[page].settled, state, epoch);
+  pages_[page].state = pages_[page].settled = state;
   if (state == State::kNone || state == State::kQuarantined) pages_[page].retired = false;
   segment_->set_page_state(rank_, page,
                            state == State::kNone          ? PageState::kVirtual

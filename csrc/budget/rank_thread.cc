@@ -110,16 +110,18 @@ bool Rank::serve_ready() {
 // One page a turn: growth and mapping do not wait for a long list.
 bool Rank::serve_retirement() {
   std::int32_t page = 0;
+  std::uint64_t epoch = 0;
   {
     std::lock_guard lock(mutex_);
     if (to_retire_.empty()) return false;
     std::deque<std::int32_t>& pages = to_retire_.front().pages;
+    epoch = to_retire_.front().epoch;
     if (!pages.empty()) {
       page = pages.front();
       pages.pop_front();
     }
   }
-  if (page != 0) release_page(page);
+  if (page != 0) release_page(page, epoch);
   {
     std::lock_guard lock(mutex_);
     const Retirement& first = to_retire_.front();
@@ -132,7 +134,7 @@ bool Rank::serve_retirement() {
   return true;
 }
 
-void Rank::release_page(std::int32_t page) {
+void Rank::release_page(std::int32_t page, std::uint64_t epoch) {
   {
     std::unique_lock lock(mutex_);
     if (!threading_->changed.wait_for(lock, kMapDeadline, [&] { return settled(page); }))
@@ -147,7 +149,7 @@ void Rank::release_page(std::int32_t page) {
     std::lock_guard lock(mutex_);
     ++counters_.released;
   }
-  settle(page, gone ? State::kNone : State::kQuarantined);
+  settle(page, gone ? State::kNone : State::kQuarantined, epoch);
 }
 
 }  // namespace kvcached::budget

@@ -1,5 +1,8 @@
 #include "budget/segment.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
@@ -17,7 +20,8 @@ bool passed(std::uint32_t done, std::uint32_t sequence) {
 }  // namespace
 
 Segment::Segment(std::string path, void* base, std::size_t size)
-    : path_(std::move(path)),
+    : pid_(getpid()),
+      path_(std::move(path)),
       base_(base),
       size_(size),
       header_(static_cast<SegmentHeader*>(base)),
@@ -45,7 +49,21 @@ std::atomic<std::uint8_t>* Segment::states(std::uint32_t rank) const {
   return results(rank) + aligned(header_->ring_size);
 }
 
+RecorderRing& Segment::recorder(std::uint32_t writer) const {
+  const std::size_t first =
+      recorders_offset(header_->num_pages, header_->num_ranks, header_->ring_size);
+  return *reinterpret_cast<RecorderRing*>(static_cast<char*>(base_) + first +
+                                          writer * sizeof(RecorderRing));
+}
+
+void Segment::check_process() const {
+  if (const pid_t now = getpid(); now != pid_)
+    throw std::logic_error(path_ + ": opened by process " + std::to_string(pid_) +
+                           ", used in its child " + std::to_string(now) + ": open it again there");
+}
+
 void Segment::request(const std::vector<std::int32_t>& pages) {
+  check_process();
   for (std::int32_t page : pages) check_page(page);
   if (outstanding() + pages.size() > header_->ring_size)
     throw std::logic_error(std::to_string(pages.size()) + " entries on top of " +
@@ -58,11 +76,13 @@ void Segment::request(const std::vector<std::int32_t>& pages) {
       results(r)[head_ & mask].store(static_cast<std::uint8_t>(Result::kPending));
     ring()[head_++ & mask].store(static_cast<std::uint32_t>(page), std::memory_order_relaxed);
   }
+  record(pages, TracedState::kVirtual, TracedState::kPreparing, epoch_);
   header_->grow_head.store(head_, std::memory_order_release);
   futex_bump(header_->doorbell);
 }
 
 Resolved Segment::poll() {
+  check_process();
   Resolved resolved;
   std::uint32_t done = head_;
   for (std::uint32_t r = 0; r < header_->num_ranks; ++r) {
@@ -80,6 +100,8 @@ Resolved Segment::poll() {
                                                        : resolved.partial;
     list.push_back(page);
   }
+  record(resolved.owned, TracedState::kPreparing, TracedState::kOwned, epoch_);
+  record(resolved.refused, TracedState::kPreparing, TracedState::kVirtual, epoch_);
   return resolved;
 }
 
@@ -109,19 +131,47 @@ PageState Segment::page_state(std::uint32_t rank, std::int32_t page) const {
   return static_cast<PageState>(states(rank)[page].load(std::memory_order_acquire));
 }
 
+void Segment::record(const std::vector<std::int32_t>& pages, TracedState from, TracedState to,
+                     std::uint64_t epoch) {
+  if (pages.empty()) return;
+  check_process();
+  epoch_ = epoch;
+  recorder(0).write(kSchedulerHalf, pages.data(), pages.size(), from, to, epoch);
+}
+
 void Segment::set_wish(std::uint32_t pages) {
+  check_process();
   if (header_->wish_pages.exchange(pages) != pages) futex_bump(header_->doorbell);
 }
 
 void Segment::set_idle(std::uint32_t pages) {
+  check_process();
   if (header_->idle_pages.exchange(pages) != pages) futex_bump(header_->doorbell);
 }
 
 std::string Segment::failure() const {
   for (std::uint32_t r = 0; r < header_->num_ranks; ++r)
-    if (part(r).failed.load(std::memory_order_acquire) != 0)
-      return "rank " + std::to_string(r) + ": " + part(r).failure;
+    if (std::string text = failure(r); !text.empty())
+      return "rank " + std::to_string(r) + ": " + text;
   return {};
+}
+
+std::string Segment::failure(std::uint32_t rank) const {
+  const RankPart& theirs = part(rank);
+  if (theirs.failed.load(std::memory_order_acquire) == 0) return {};
+  return {theirs.failure, strnlen(theirs.failure, kFailureText)};
+}
+
+Trace Segment::trace(std::size_t most) const {
+  Trace all;
+  for (std::uint32_t writer = 0; writer <= header_->num_ranks; ++writer) {
+    const Trace one = recorder(writer).read(most);
+    all.torn += one.torn;
+    all.transitions.insert(all.transitions.end(), one.transitions.begin(), one.transitions.end());
+  }
+  std::stable_sort(all.transitions.begin(), all.transitions.end(),
+                   [](const Transition& a, const Transition& b) { return a.time_ns < b.time_ns; });
+  return all;
 }
 
 std::uint32_t Segment::progress() const { return header_->progress.load(); }
@@ -146,6 +196,11 @@ void Segment::set_page_state(std::uint32_t rank, std::int32_t page, PageState st
 }
 
 void Segment::ring_scheduler() { futex_bump(header_->progress); }
+
+void Segment::record(std::uint32_t rank, std::int32_t page, TracedState from, TracedState to,
+                     std::uint64_t epoch) {
+  recorder(1 + rank).write(static_cast<std::uint16_t>(rank), &page, 1, from, to, epoch);
+}
 
 void Segment::fail(std::uint32_t rank, const std::string& text) {
   RankPart& mine = part(rank);

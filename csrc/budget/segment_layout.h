@@ -1,5 +1,5 @@
 // Where the parts of a segment's file lie: header, ring of page ids, one part a rank with its
-// results and page states. Everything begins on a cache line.
+// results and page states, one recorder a writer. Everything begins on a cache line.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 namespace kvcached::budget {
 
 inline constexpr std::uint64_t kSegmentMagic = 0x4745534341564b00;  // "\0KVACSEG"
-inline constexpr std::uint32_t kSegmentVersion = 1;
+inline constexpr std::uint32_t kSegmentVersion = 2;
 
 // Page ids and distances in the ring are signed 32-bit numbers.
 inline constexpr std::uint32_t kMaxPages = 1U << 30;
@@ -33,8 +33,12 @@ inline std::size_t part_stride(std::uint32_t ring_size, std::uint32_t num_pages)
   return aligned(sizeof(RankPart)) + aligned(ring_size) + aligned(num_pages);
 }
 
-inline std::size_t total_size(std::uint32_t pages, std::uint32_t ranks, std::uint32_t ring) {
+inline std::size_t recorders_offset(std::uint32_t pages, std::uint32_t ranks, std::uint32_t ring) {
   return parts_offset(ring) + ranks * part_stride(ring, pages);
+}
+
+inline std::size_t total_size(std::uint32_t pages, std::uint32_t ranks, std::uint32_t ring) {
+  return recorders_offset(pages, ranks, ring) + (1 + std::size_t{ranks}) * sizeof(RecorderRing);
 }
 
 }  // namespace kvcached::budget
