@@ -327,6 +327,8 @@ class _RankInfo(TypedDict):
     mapped_bytes: int
     created_bytes: int
 
+_TracedState = Literal["virtual", "preparing", "owned", "mapped", "retiring", "quarantined"]
+
 @final
 class Segment:
     @staticmethod
@@ -347,11 +349,59 @@ class Segment:
     def is_quarantined(self, page: int) -> bool: ...
     def set_wish(self, pages: int) -> None: ...
     def set_idle(self, pages: int) -> None: ...
+    def record(
+        self, pages: Sequence[int], from_state: _TracedState, to_state: _TracedState, epoch: int
+    ) -> None:
+        """What became of pages that an update names; request() and poll() record by themselves."""
     def failure(self) -> str:
         """Of the first rank that failed, or empty."""
     def progress(self) -> int: ...
     def wait_progress(self, seen: int, milliseconds: int) -> int: ...
     def rank_info(self, rank: int) -> _RankInfo: ...
+
+class _RankReport(TypedDict):
+    rank: int
+    joined: bool
+    row: int
+    device: str
+    mapped_bytes: int
+    created_bytes: int
+    released_epoch: int
+    entries_resolved: int
+    failure: str
+    pages: dict[str, int]
+
+_TransitionReport = TypedDict(
+    "_TransitionReport",
+    {
+        "who": str | int,
+        "sequence": int,
+        "time_ns": int,
+        "page": int,
+        "from": _TracedState,
+        "to": _TracedState,
+        "epoch": int,
+    },
+)
+
+class _SegmentReport(TypedDict):
+    path: str
+    version: int
+    pid: int
+    made_wall_ns: int
+    made_monotonic_ns: int
+    num_pages: int
+    entries_asked: int
+    wish_pages: int
+    idle_pages: int
+    ranks: list[_RankReport]
+    transitions: list[_TransitionReport]
+    torn: int
+
+def read_segment(path: str, last: int = 4096) -> _SegmentReport:
+    """A segment's content, of a live or dead engine, and each writer's last transitions by time.
+
+    Only reads. RuntimeError for what is no whole segment of this version."""
 
 # csrc/budget/rank.h
 

@@ -1,4 +1,5 @@
 #include "bind/bind.h"
+#include "bind/budget_postmortem.h"
 #include "bind/budget_record.h"
 #include "bind/budget_segment.h"
 
@@ -7,6 +8,7 @@ namespace kvcached {
 void bind_budget(pybind11::module_& m) {
   bind_budget_record(m);
   bind_budget_segment(m);
+  bind_budget_postmortem(m);
 }
 
 }  // namespace kvcached

@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include <cstring>
 #include <stdexcept>
 
 #include "budget/rank.h"
@@ -22,7 +23,7 @@ py::dict rank_info(const Segment& segment, std::uint32_t rank) {
   py::dict info;
   info["joined"] = part.joined.load() != 0;
   info["row"] = part.row;
-  info["device"] = std::string(part.device);
+  info["device"] = py::str(part.device, strnlen(part.device, sizeof(part.device)));
   info["mapped_bytes"] = part.mapped_bytes.load();
   info["created_bytes"] = part.created_bytes.load();
   return info;
@@ -31,6 +32,16 @@ py::dict rank_info(const Segment& segment, std::uint32_t rank) {
 py::tuple poll(Segment& segment) {
   budget::Resolved resolved = segment.poll();
   return py::make_tuple(resolved.owned, resolved.refused, resolved.partial);
+}
+
+budget::TracedState traced_state(const std::string& text) {
+  for (std::size_t i = 0; i < budget::kTracedStates; ++i) {
+    const auto state = static_cast<budget::TracedState>(i);
+    if (text == name(state)) return state;
+  }
+  throw std::invalid_argument("a page has no state '" + text +
+                              "'; allowed are virtual, preparing, owned, mapped, retiring and "
+                              "quarantined");
 }
 
 py::dict counters(const Rank& rank) {
@@ -83,7 +94,13 @@ void bind_segment(py::module_& m) {
       .def("is_quarantined", &Segment::is_quarantined, py::arg("page"))
       .def("set_wish", &Segment::set_wish, py::arg("pages"))
       .def("set_idle", &Segment::set_idle, py::arg("pages"))
-      .def("failure", &Segment::failure)
+      .def(
+          "record",
+          [](Segment& s, const std::vector<std::int32_t>& pages, const std::string& from,
+             const std::string& to,
+             std::uint64_t epoch) { s.record(pages, traced_state(from), traced_state(to), epoch); },
+          py::arg("pages"), py::arg("from_state"), py::arg("to_state"), py::arg("epoch"))
+      .def("failure", py::overload_cast<>(&Segment::failure, py::const_))
       .def("progress", &Segment::progress)
       .def(
           "wait_progress",

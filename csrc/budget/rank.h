@@ -67,10 +67,14 @@ class Rank {
   void close();
 
  private:
+  // A page that another thread maps is ready within microseconds; past this it is stuck.
+  static constexpr std::chrono::seconds kMapDeadline{30};
+
   enum class State : std::uint8_t { kNone, kOwned, kMapping, kReady, kReleasing, kQuarantined };
   struct Page {
     State state = State::kNone;
-    bool retired = false;  // queued in to_retire_
+    State settled = State::kNone;  // before the work under way
+    bool retired = false;          // queued in to_retire_
   };
   struct Retirement {
     std::deque<std::int32_t> pages;
@@ -94,8 +98,11 @@ class Rank {
   bool wants(std::int32_t page);
   bool create_page(std::int32_t page);
   void map_page(std::int32_t page);
-  void release_page(std::int32_t page);
+  void release_page(std::int32_t page, std::uint64_t epoch);
+  void settle(std::int32_t page, State state, std::uint64_t epoch);
   void settle(std::int32_t page, State state);
+  void settle_locked(std::int32_t page, State state, std::uint64_t epoch);
+  void record(std::int32_t page, State from, State to, std::uint64_t epoch);
   bool settled(std::int32_t page) const { return pages_[page].state != State::kMapping; }
   void check_process() const;
   void check_page(std::int32_t page) const;

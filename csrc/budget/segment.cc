@@ -1,100 +1,16 @@
 #include "budget/segment.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstdlib>
+#include <algorithm>
 #include <cstring>
-#include <new>
 #include <stdexcept>
-#include <system_error>
 
 #include "budget/futex.h"
+#include "budget/segment_layout.h"
 
 namespace kvcached::budget {
 namespace {
-
-constexpr std::uint64_t kMagic = 0x4745534341564b00;  // "\0KVACSEG"
-constexpr std::uint32_t kVersion = 1;
-
-// Page ids and distances in the ring are signed 32-bit numbers.
-constexpr std::uint32_t kMaxPages = 1U << 30;
-
-std::uint32_t power_of_two(std::uint32_t n) {
-  std::uint32_t p = 1;
-  while (p < n) p <<= 1;
-  return p;
-}
-
-std::size_t aligned(std::size_t n) { return (n + 63) / 64 * 64; }
-
-std::size_t ring_offset() { return aligned(sizeof(SegmentHeader)); }
-
-std::size_t parts_offset(std::uint32_t ring_size) {
-  return ring_offset() + aligned(ring_size * sizeof(std::uint32_t));
-}
-
-std::size_t part_stride(std::uint32_t ring_size, std::uint32_t num_pages) {
-  return aligned(sizeof(RankPart)) + aligned(ring_size) + aligned(num_pages);
-}
-
-std::size_t total_size(std::uint32_t pages, std::uint32_t ranks, std::uint32_t ring) {
-  return parts_offset(ring) + ranks * part_stride(ring, pages);
-}
-
-[[noreturn]] void raise_errno(const std::string& what) {
-  throw std::system_error(errno, std::generic_category(), what);
-}
-
-class File {
- public:
-  explicit File(int fd) : fd_(fd) {}
-  ~File() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
-// A file under a name of its own until it is renamed to `path`; removed if it never is.
-class NewFile {
- public:
-  explicit NewFile(const std::string& path)
-      : path_(path), name_(path + ".XXXXXX"), file_(mkostemp(name_.data(), O_CLOEXEC)) {
-    if (file_.get() < 0) raise_errno("cannot make " + name_);
-  }
-  ~NewFile() {
-    if (!name_.empty()) ::unlink(name_.c_str());
-  }
-  int fd() const { return file_.get(); }
-  void allocate(std::size_t size) {
-    if (int error = posix_fallocate(fd(), 0, static_cast<off_t>(size)); error != 0)
-      throw std::system_error(error, std::generic_category(),
-                              "no room for " + std::to_string(size) + " bytes at " + name_);
-  }
-  void publish() {
-    if (::rename(name_.c_str(), path_.c_str()) != 0) raise_errno("cannot name " + path_);
-    name_.clear();
-  }
-
- private:
-  const std::string path_;
-  std::string name_;
-  File file_;
-};
-
-void* map_shared(int fd, std::size_t size, const std::string& path) {
-  void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (base == MAP_FAILED) raise_errno("cannot map " + path);
-  return base;
-}
 
 // Whether `done` lies behind `sequence`, also where the 32 bits wrap.
 bool passed(std::uint32_t done, std::uint32_t sequence) {
@@ -103,61 +19,14 @@ bool passed(std::uint32_t done, std::uint32_t sequence) {
 
 }  // namespace
 
-std::shared_ptr<Segment> Segment::create(const std::string& path, std::uint32_t num_pages,
-                                         std::uint32_t num_ranks) {
-  if (num_pages == 0 || num_pages > kMaxPages || num_ranks == 0 || num_ranks > kMaxRanks)
-    throw std::invalid_argument("a segment needs 1 to " + std::to_string(kMaxPages) +
-                                " pages and 1 to " + std::to_string(kMaxRanks) + " ranks, not " +
-                                std::to_string(num_pages) + " pages and " +
-                                std::to_string(num_ranks) + " ranks");
-  const std::uint32_t ring = power_of_two(num_pages);
-  const std::size_t size = total_size(num_pages, num_ranks, ring);
-  NewFile file(path);
-  file.allocate(size);
-  void* base = map_shared(file.fd(), size, path);
-  auto* header = new (base) SegmentHeader{};
-  header->magic = kMagic;
-  header->version = kVersion;
-  header->num_pages = num_pages;
-  header->num_ranks = num_ranks;
-  header->ring_size = ring;
-  std::shared_ptr<Segment> segment(new Segment(path, base, size));
-  for (std::uint32_t r = 0; r < num_ranks; ++r) new (&segment->part(r)) RankPart{};
-  file.publish();
-  return segment;
-}
-
-std::shared_ptr<Segment> Segment::open(const std::string& path) {
-  int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (fd < 0) raise_errno("cannot open the instance's segment " + path);
-  File file(fd);
-  struct stat info{};
-  if (fstat(fd, &info) != 0) raise_errno("cannot read the size of " + path);
-  const auto size = static_cast<std::size_t>(info.st_size);
-  if (size < sizeof(SegmentHeader)) throw std::runtime_error(path + " is too short for a segment");
-  void* base = map_shared(fd, size, path);
-  auto* header = static_cast<SegmentHeader*>(base);
-  if (header->magic != kMagic || header->version != kVersion || header->num_pages > kMaxPages ||
-      header->ring_size != power_of_two(header->num_pages) ||
-      size != total_size(header->num_pages, header->num_ranks, header->ring_size)) {
-    const std::uint32_t version = header->version;
-    munmap(base, size);
-    throw std::runtime_error(path + " is no segment of version " + std::to_string(kVersion) +
-                             " (found version " + std::to_string(version) +
-                             "): use one release of kvcached-core for all parts of an engine");
-  }
-  return std::shared_ptr<Segment>(new Segment(path, base, size));
-}
-
 Segment::Segment(std::string path, void* base, std::size_t size)
-    : path_(std::move(path)),
+    : pid_(getpid()),
+      path_(std::move(path)),
       base_(base),
       size_(size),
       header_(static_cast<SegmentHeader*>(base)),
       head_(header_->grow_head.load()),
       tail_(head_) {}
-
-Segment::~Segment() { munmap(base_, size_); }
 
 std::atomic<std::uint32_t>* Segment::ring() const {
   return reinterpret_cast<std::atomic<std::uint32_t>*>(static_cast<char*>(base_) + ring_offset());
@@ -180,7 +49,21 @@ std::atomic<std::uint8_t>* Segment::states(std::uint32_t rank) const {
   return results(rank) + aligned(header_->ring_size);
 }
 
+RecorderRing& Segment::recorder(std::uint32_t writer) const {
+  const std::size_t first =
+      recorders_offset(header_->num_pages, header_->num_ranks, header_->ring_size);
+  return *reinterpret_cast<RecorderRing*>(static_cast<char*>(base_) + first +
+                                          writer * sizeof(RecorderRing));
+}
+
+void Segment::check_process() const {
+  if (const pid_t now = getpid(); now != pid_)
+    throw std::logic_error(path_ + ": opened by process " + std::to_string(pid_) +
+                           ", used in its child " + std::to_string(now) + ": open it again there");
+}
+
 void Segment::request(const std::vector<std::int32_t>& pages) {
+  check_process();
   for (std::int32_t page : pages) check_page(page);
   if (outstanding() + pages.size() > header_->ring_size)
     throw std::logic_error(std::to_string(pages.size()) + " entries on top of " +
@@ -193,11 +76,13 @@ void Segment::request(const std::vector<std::int32_t>& pages) {
       results(r)[head_ & mask].store(static_cast<std::uint8_t>(Result::kPending));
     ring()[head_++ & mask].store(static_cast<std::uint32_t>(page), std::memory_order_relaxed);
   }
+  record(pages, TracedState::kVirtual, TracedState::kPreparing, epoch_);
   header_->grow_head.store(head_, std::memory_order_release);
   futex_bump(header_->doorbell);
 }
 
 Resolved Segment::poll() {
+  check_process();
   Resolved resolved;
   std::uint32_t done = head_;
   for (std::uint32_t r = 0; r < header_->num_ranks; ++r) {
@@ -215,6 +100,8 @@ Resolved Segment::poll() {
                                                        : resolved.partial;
     list.push_back(page);
   }
+  record(resolved.owned, TracedState::kPreparing, TracedState::kOwned, epoch_);
+  record(resolved.refused, TracedState::kPreparing, TracedState::kVirtual, epoch_);
   return resolved;
 }
 
@@ -244,19 +131,47 @@ PageState Segment::page_state(std::uint32_t rank, std::int32_t page) const {
   return static_cast<PageState>(states(rank)[page].load(std::memory_order_acquire));
 }
 
+void Segment::record(const std::vector<std::int32_t>& pages, TracedState from, TracedState to,
+                     std::uint64_t epoch) {
+  if (pages.empty()) return;
+  check_process();
+  epoch_ = epoch;
+  recorder(0).write(kSchedulerHalf, pages.data(), pages.size(), from, to, epoch);
+}
+
 void Segment::set_wish(std::uint32_t pages) {
+  check_process();
   if (header_->wish_pages.exchange(pages) != pages) futex_bump(header_->doorbell);
 }
 
 void Segment::set_idle(std::uint32_t pages) {
+  check_process();
   if (header_->idle_pages.exchange(pages) != pages) futex_bump(header_->doorbell);
 }
 
 std::string Segment::failure() const {
   for (std::uint32_t r = 0; r < header_->num_ranks; ++r)
-    if (part(r).failed.load(std::memory_order_acquire) != 0)
-      return "rank " + std::to_string(r) + ": " + part(r).failure;
+    if (std::string text = failure(r); !text.empty())
+      return "rank " + std::to_string(r) + ": " + text;
   return {};
+}
+
+std::string Segment::failure(std::uint32_t rank) const {
+  const RankPart& theirs = part(rank);
+  if (theirs.failed.load(std::memory_order_acquire) == 0) return {};
+  return {theirs.failure, strnlen(theirs.failure, kFailureText)};
+}
+
+Trace Segment::trace(std::size_t most) const {
+  Trace all;
+  for (std::uint32_t writer = 0; writer <= header_->num_ranks; ++writer) {
+    const Trace one = recorder(writer).read(most);
+    all.torn += one.torn;
+    all.transitions.insert(all.transitions.end(), one.transitions.begin(), one.transitions.end());
+  }
+  std::stable_sort(all.transitions.begin(), all.transitions.end(),
+                   [](const Transition& a, const Transition& b) { return a.time_ns < b.time_ns; });
+  return all;
 }
 
 std::uint32_t Segment::progress() const { return header_->progress.load(); }
@@ -281,6 +196,11 @@ void Segment::set_page_state(std::uint32_t rank, std::int32_t page, PageState st
 }
 
 void Segment::ring_scheduler() { futex_bump(header_->progress); }
+
+void Segment::record(std::uint32_t rank, std::int32_t page, TracedState from, TracedState to,
+                     std::uint64_t epoch) {
+  recorder(1 + rank).write(static_cast<std::uint16_t>(rank), &page, 1, from, to, epoch);
+}
 
 void Segment::fail(std::uint32_t rank, const std::string& text) {
   RankPart& mine = part(rank);

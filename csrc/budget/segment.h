@@ -5,10 +5,14 @@
 // all ranks. Memory goes back through the engine's own step: an update names pages to retire and an
 // epoch, and each rank publishes the last epoch whose pages it has released.
 //
-// One writer a field: the scheduler half writes the header's fields, a rank its own RankPart. All
-// waits have a deadline. Sequence numbers are 32 bits and wrap. The file is made under a temporary
-// name and renamed; whoever made it locks and removes it (kvcached_core/budget/instance.py).
+// One writer a field: the scheduler half writes the header's fields, a rank its own RankPart. Each
+// keeps its last page transitions beside (recorder.h). All waits have a deadline. Sequence numbers
+// are 32 bits and wrap. The file is made under a temporary name and renamed; whoever made it locks
+// and removes it (kvcached_core/budget/instance.py).
+// Fork: in a child, an inherited object can be read; what writes raises std::logic_error.
 #pragma once
+
+#include <sys/types.h>
 
 #include <atomic>
 #include <chrono>
@@ -17,6 +21,8 @@
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "budget/recorder.h"
 
 namespace kvcached::budget {
 
@@ -35,6 +41,8 @@ struct SegmentHeader {
   std::uint32_t num_pages;
   std::uint32_t num_ranks;
   std::uint32_t ring_size;                          // a power of two, at least num_pages
+  std::int64_t pid;                                 // of the maker; for display, as the times are
+  std::uint64_t made_wall_ns, made_monotonic_ns;    // one moment, by two clocks
   alignas(64) std::atomic<std::uint32_t> doorbell;  // futex: the scheduler half did something
   std::atomic<std::uint32_t> grow_head;             // entries published, modulo 2^32
   std::atomic<std::uint32_t> wish_pages;            // pages lacking for a request that waits
@@ -70,6 +78,8 @@ class Segment {
   // Maps an existing one; raises std::runtime_error for another version or a torn file. A scheduler
   // half opens it before its first request: what was asked for before is not reported to it.
   static std::shared_ptr<Segment> open(const std::string& path);
+  // The same to look at only: neither the file nor who uses it notices.
+  static std::shared_ptr<const Segment> view(const std::string& path);
   ~Segment();
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
@@ -90,6 +100,9 @@ class Segment {
   // Rings only if the number is another than before.
   void set_wish(std::uint32_t pages);
   void set_idle(std::uint32_t pages);
+  // Records what request() and poll() do not: what becomes of pages that an update names.
+  void record(const std::vector<std::int32_t>& pages, TracedState from, TracedState to,
+              std::uint64_t epoch);
   std::string failure() const;  // of any rank; empty if none
   std::uint32_t progress() const;
   // Blocks until progress() differs from `seen` or the deadline passes; returns it.
@@ -102,21 +115,34 @@ class Segment {
   void resolve(std::uint32_t rank, std::uint32_t sequence, Result result);
   void set_page_state(std::uint32_t rank, std::int32_t page, PageState state);
   void ring_scheduler();
+  void record(std::uint32_t rank, std::int32_t page, TracedState from, TracedState to,
+              std::uint64_t epoch);
   void fail(std::uint32_t rank, const std::string& text);
 
+  // --- anybody ---
+  const SegmentHeader& header() const { return *header_; }
+  std::string failure(std::uint32_t rank) const;  // empty if none
+  // The last `most` transitions of each writer, all of them by time.
+  Trace trace(std::size_t most) const;
+
  private:
+  static std::shared_ptr<Segment> attach(const std::string& path, bool writable);
   Segment(std::string path, void* base, std::size_t size);
+  void check_process() const;
   void check_page(std::int32_t page) const;
   std::atomic<std::uint32_t>* ring() const;
   std::atomic<std::uint8_t>* results(std::uint32_t rank) const;
   std::atomic<std::uint8_t>* states(std::uint32_t rank) const;
+  RecorderRing& recorder(std::uint32_t writer) const;  // 0: the scheduler half, 1 + n: rank n
 
+  const pid_t pid_;
   std::string path_;
   void* base_;
   std::size_t size_;
   SegmentHeader* header_;
-  std::uint32_t head_ = 0;  // scheduler half: entries published
-  std::uint32_t tail_ = 0;  // scheduler half: entries resolved and reported
+  std::uint32_t head_ = 0;   // scheduler half: entries published
+  std::uint32_t tail_ = 0;   // scheduler half: entries resolved and reported
+  std::uint64_t epoch_ = 0;  // scheduler half: the last one recorded
 };
 
 }  // namespace kvcached::budget

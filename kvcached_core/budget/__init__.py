@@ -11,6 +11,7 @@ from kvcached_core._native import (
     Rank,
     RowInfo,
     Segment,
+    read_segment,
 )
 
 from .instance import create_segment, open_device_budget, remove_segment
@@ -29,5 +30,6 @@ __all__ = [
     "host_capacity",
     "open_device_budget",
     "open_host_budget",
+    "read_segment",
     "remove_segment",
 ]

@@ -1,7 +1,9 @@
-"""The files of one running engine beside the records: made, found dead, removed.
+"""The files of one running engine beside the records: made, found dead, kept or removed.
 
 A segment is locked (flock) by the process that made it, for its life. A lock on the folder covers
-making and locking, so an unlocked segment is a dead engine's.
+making and locking, so an unlocked segment is a dead engine's. An engine that closes properly
+removes its segment; one that died, or failed, leaves it, and the next start moves it aside, where
+`postmortem` finds it.
 """
 
 from __future__ import annotations
@@ -13,13 +15,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
-from kvcached_core._native import Budget, Segment
+from kvcached_core._native import Budget, Segment, read_segment
 
 # The folder's lock is held for milliseconds: past this its holder is stuck.
 _FOLDER_DEADLINE_S = 10.0
 _FOLDER_POLL_S = 0.01
+# Segments of the dead that a directory keeps: a few hundred KiB each.
+KEPT = 8
+_SUFFIX = ".segment"
+_BURIED = len(f".{0:019}{_SUFFIX}")  # what burial adds to a name: its time in ns, fixed width
 
 _locks: dict[str, int] = {}  # path -> descriptor that holds the lock of a segment made here
 
@@ -27,20 +33,20 @@ _locks: dict[str, int] = {}  # path -> descriptor that holds the lock of a segme
 def create_segment(directory: Path, instance: str, num_pages: int, num_ranks: int) -> Path:
     """Makes the segment of `instance` and holds its lock for this process's life.
 
-    Removes segments of engines that are gone. Raises RuntimeError if an engine of that name lives,
-    if the folder is not this user's alone, or if another process keeps it locked.
+    Moves the segments of engines that are gone to `kept_folder`. Raises RuntimeError if an engine
+    of that name lives, if a folder cannot be made or is not this user's alone, or if another
+    process keeps it locked.
     """
-    folder = directory / "instances"
-    for made in (directory, folder):
-        made.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_private(made)
-    path = folder / f"{quote(instance, safe='')}.segment"
-    with _locked(folder):
-        remove_dead_segments(folder)
+    folder = running_folder(directory)
+    for made in (directory, folder, kept_folder(directory)):
+        _make_private(made)
+    path = folder / f"{quote(instance, safe='')}{_SUFFIX}"
+    with locked(folder):
+        bury_dead_segments(directory)
         if path.exists():
             raise RuntimeError(
-                f"an engine named {instance!r} runs already ({path} is locked); give this one "
-                "another name, or none for a unique one"
+                f"an engine named {instance!r} runs already{_holder(path)} ({path} is locked); "
+                "stop it, or give this one another name, or none for a unique one"
             )
         Segment.create(str(path), num_pages, num_ranks)
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -51,32 +57,114 @@ def create_segment(directory: Path, instance: str, num_pages: int, num_ranks: in
 
 
 def remove_segment(path: Path) -> None:
-    """Removes a segment made by this process; does nothing for any other. Idempotent."""
+    """Removes a segment made by this process; does nothing for any other. Idempotent.
+
+    That of an engine whose rank reported a failure is kept.
+    """
     descriptor = _locks.pop(str(path), None)
-    if descriptor is not None:
-        path.unlink(missing_ok=True)
+    if descriptor is None:
+        return
+    try:
+        if _failed(path):
+            _keep(path, kept_folder(path.parent.parent))
+        else:
+            path.unlink(missing_ok=True)
+    finally:
         os.close(descriptor)
 
 
-def remove_dead_segments(folder: Path) -> int:
-    """Removes segments whose engine is gone, finished or not; returns how many.
+def running_folder(directory: Path) -> Path:
+    """Where the segments of running engines lie, and of dead ones until the next start."""
+    return directory / "instances"
 
-    The caller holds the folder's lock.
+
+def kept_folder(directory: Path) -> Path:
+    """Where the segments of engines lie that did not close properly, the last KEPT of them."""
+    return directory / "postmortem"
+
+
+def segment_files(directory: Path, instance: str) -> list[Path]:
+    """Segments of engines of that name: the running or last one first, then kept ones, newest
+    first."""
+    name = quote(instance, safe="")
+    running = running_folder(directory) / f"{name}{_SUFFIX}"
+    kept = [path for path in _kept_segments(kept_folder(directory)) if path.name[:-_BURIED] == name]
+    return [path for path in (running, *reversed(kept)) if path.exists()]
+
+
+def instance_of(path: Path, running: bool) -> str:
+    """The name of the engine whose segment this is; `running` tells which folder it lies in."""
+    return unquote(path.stem if running else path.name[:-_BURIED])
+
+
+def bury_dead_segments(directory: Path) -> int:
+    """Moves segments whose engine is gone to `kept_folder`, removes unfinished ones and all but the
+    last KEPT; returns how many were found. The caller holds the lock of `running_folder`.
     """
-    removed = 0
-    for path in folder.glob("*.segment*"):
+    found, kept = 0, kept_folder(directory)
+    for path in running_folder(directory).glob(f"*{_SUFFIX}*"):
         try:
-            if not _is_alive(path):
+            if is_locked(path):
+                continue
+            if path.suffix == _SUFFIX:
+                _keep(path, kept)
+            else:
                 path.unlink()
-                removed += 1
+            found += 1
         except FileNotFoundError:  # its engine ends
             continue
-    return removed
+    return found
+
+
+def is_locked(path: Path) -> bool:
+    """Whether the engine of this segment lives. The caller holds the lock of `running_folder`."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return not _try_lock(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def open_device_budget(directory: Path, device: str) -> Budget:
     """A view of an existing record. Raises BudgetError."""
     return Budget.open(str(directory), device, 0, 0)
+
+
+def _kept_segments(kept: Path) -> list[Path]:
+    """Oldest first: the time of burial is the fixed-width end of the name."""
+    return sorted(kept.glob(f"*{_SUFFIX}"), key=lambda path: path.name[-_BURIED:])
+
+
+def _keep(path: Path, kept: Path) -> None:
+    path.rename(kept / f"{path.stem}.{time.time_ns():019}{_SUFFIX}")
+    for old in _kept_segments(kept)[:-KEPT]:
+        old.unlink(missing_ok=True)
+
+
+def _failed(path: Path) -> bool:
+    try:
+        return any(rank["failure"] for rank in read_segment(str(path), 0)["ranks"])
+    except RuntimeError:  # removed or replaced by hand
+        return False
+
+
+def _holder(path: Path) -> str:
+    try:
+        return f" as process {read_segment(str(path), 0)['pid']}"
+    except RuntimeError:  # of another release
+        return ""
+
+
+def _make_private(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in it
+        raise RuntimeError(
+            f"cannot make the folder {str(folder)!r}: {error}; name another budget_dir"
+        ) from None
+    if folder.is_symlink():
+        raise RuntimeError(f"{folder} is a symbolic link; name its target as budget_dir")
+    _check_private(folder)
 
 
 def _check_private(folder: Path) -> None:
@@ -90,7 +178,8 @@ def _check_private(folder: Path) -> None:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
+    """Holds the folder's lock. Raises RuntimeError if another process keeps it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         deadline = time.monotonic() + _FOLDER_DEADLINE_S
@@ -102,14 +191,6 @@ def _locked(folder: Path) -> Iterator[None]:
                 )
             time.sleep(_FOLDER_POLL_S)
         yield
-    finally:
-        os.close(descriptor)
-
-
-def _is_alive(path: Path) -> bool:
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        return not _try_lock(descriptor)
     finally:
         os.close(descriptor)
 

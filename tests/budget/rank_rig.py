@@ -30,6 +30,7 @@ PATIENCE_S = 30
 DOORBELL_AT, GROW_HEAD_AT = 64, 68
 RING_AT = 192
 GROW_DONE_IN_PART = 128
+FAILED_IN_PART, FAILURE_IN_PART = 160, 164
 
 
 def eventually(holds: Callable[[], bool], what: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from budget_peer import PATIENCE_S, environment
+from rank_rig import FAILED_IN_PART, FAILURE_IN_PART, RING_AT, set_word
 
 from kvcached_core.budget import (
     Segment,
@@ -104,7 +105,8 @@ def test_a_living_engine_keeps_its_name(tmp_path: Path) -> None:
     with engine(tmp_path, "mine") as other:
         path = other.line()
         before = Path(path).stat().st_ino
-        with pytest.raises(RuntimeError, match="an engine named 'mine' runs already"):
+        holder = f"'mine' runs already as process {other.process.pid} .*stop it, or give"
+        with pytest.raises(RuntimeError, match=holder):
             create_segment(tmp_path, "mine", 8, 1)
         assert Path(path).stat().st_ino == before
         other.kill()
@@ -130,7 +132,12 @@ def test_of_engines_that_start_together_one_gets_the_name(tmp_path: Path) -> Non
     assert sorted("runs already" in line for line in lines) == [False, True, True, True]
 
 
-def test_the_dead_are_removed_also_unfinished_ones(tmp_path: Path) -> None:
+def kept(directory: Path) -> list[str]:
+    names = sorted((directory / "postmortem").iterdir(), key=lambda path: path.name.split(".")[1])
+    return [path.name.split(".")[0] for path in names]
+
+
+def test_the_dead_are_moved_aside_and_unfinished_files_removed(tmp_path: Path) -> None:
     with engine(tmp_path, "dead") as dead, engine(tmp_path, "alive") as alive:
         dead.line()
         alive.line()
@@ -138,7 +145,30 @@ def test_the_dead_are_removed_also_unfinished_ones(tmp_path: Path) -> None:
         (tmp_path / "instances" / "half.segment.x7Gh2a").touch()
         path = create_segment(tmp_path, "mine", 8, 1)
         assert segments(tmp_path) == ["alive.segment", "mine.segment"]
+        assert kept(tmp_path) == ["dead"]
         remove_segment(path)
+        assert kept(tmp_path) == ["dead"]
+
+
+def test_the_last_eight_of_the_dead_are_kept_and_their_names_free(tmp_path: Path) -> None:
+    for turn in range(instance.KEPT + 3):
+        path = create_segment(tmp_path, f"engine{turn % 5}", 8, 1)
+        os.close(instance._locks.pop(str(path)))  # as its death does
+    remove_segment(create_segment(tmp_path, "last", 8, 1))
+    assert segments(tmp_path) == []
+    assert kept(tmp_path) == [f"engine{turn % 5}" for turn in range(3, instance.KEPT + 3)]
+    newest, oldest = instance.segment_files(tmp_path, "engine0")
+    assert newest.name > oldest.name and newest.parent.name == "postmortem"
+
+
+def test_an_engine_that_failed_leaves_its_segment(tmp_path: Path) -> None:
+    path = create_segment(tmp_path, "mine", 8, 1)
+    for at, word in ((FAILURE_IN_PART, int.from_bytes(b"boom", "little")), (FAILED_IN_PART, 1)):
+        set_word(str(path), RING_AT + 64 + at, word)
+    remove_segment(path)
+    assert segments(tmp_path) == [] and kept(tmp_path) == ["mine"]
+    remove_segment(create_segment(tmp_path, "mine", 8, 1))
+    assert kept(tmp_path) == ["mine"]
 
 
 def test_a_forked_child_neither_removes_nor_keeps_alive(tmp_path: Path) -> None:
@@ -165,7 +195,7 @@ def test_a_dead_engines_child_does_not_keep_its_name(tmp_path: Path) -> None:
             os.kill(child, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("which", ["", "instances"])
+@pytest.mark.parametrize("which", ["", "instances", "postmortem"])
 def test_a_folder_that_others_may_write_is_refused(tmp_path: Path, which: str) -> None:
     folder = tmp_path / "shared" / which
     folder.mkdir(parents=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rank_rig import DOORBELL_AT, GROW_HEAD_AT, PATIENCE_S, RING_AT, eventually, rig, set_word, word
 
-from kvcached_core.budget import Segment
+from kvcached_core.budget import Segment, read_segment
 
 VERSION_AT, PAGES_AT, RANKS_AT, RING_SIZE_AT = 8, 12, 16, 20
 
@@ -58,21 +58,23 @@ def test_a_name_that_cannot_be_had_leaves_nothing(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "at,value",
+    "at,value,message",
     [
-        (0, 1),
-        (VERSION_AT, 9),
-        (PAGES_AT, 70),
-        (RANKS_AT, 4),
-        (RING_SIZE_AT, 16),
-        (PAGES_AT, 2**32 - 1),
+        (0, 1, "no segment"),
+        (VERSION_AT, 9, "a segment of version 9, this build reads 2: use one release"),
+        (PAGES_AT, 70, "torn .*70 pages"),
+        (PAGES_AT, 0, "torn .*\\(0 pages"),
+        (RANKS_AT, 4, "torn .*4 ranks"),
+        (RING_SIZE_AT, 16, "torn"),
+        (PAGES_AT, 2**32 - 1, "torn .*4294967295 pages"),
     ],
 )
-def test_a_file_that_is_no_segment_is_refused(path: str, at: int, value: int) -> None:
+def test_a_file_that_is_no_segment_is_refused(path: str, at: int, value: int, message: str) -> None:
     Segment.create(path, 5, 3)
     set_word(path, at, value)
-    with pytest.raises(RuntimeError, match="is no segment of version 1"):
-        Segment.open(path)
+    for read in (Segment.open, read_segment):
+        with pytest.raises(RuntimeError, match=f"{path} .*{message}"):
+            read(path)
 
 
 @pytest.mark.parametrize("size", [0, 100, 1000])
@@ -80,13 +82,21 @@ def test_a_torn_file_is_refused(path: str, size: int) -> None:
     Segment.create(path, 5, 3)
     with Path(path).open("r+b") as file:
         file.truncate(size)
-    with pytest.raises(RuntimeError, match=r"too short|no segment"):
+    with pytest.raises(RuntimeError, match=r"too short|torn segment"):
         Segment.open(path)
 
 
 def test_a_missing_file_is_named(path: str) -> None:
-    with pytest.raises(RuntimeError, match=f"{path}.*No such file"):
-        Segment.open(path)
+    for read in (Segment.open, read_segment):
+        with pytest.raises(RuntimeError, match=f"{path}.*No such file"):
+            read(path)
+
+
+def test_a_path_with_a_nul_is_refused(tmp_path: Path) -> None:
+    for make in (Segment.open, read_segment, lambda path: Segment.create(path, 5, 1)):
+        with pytest.raises(ValueError, match="NUL"):
+            make(f"{tmp_path}/engine\0.segment")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_does_not_fit_the_ring_is_not_published(path: str) -> None:

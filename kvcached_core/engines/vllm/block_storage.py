@@ -181,6 +181,8 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         self._epoch += 1
         if pages or aborted:
             self._retiring.append((self._epoch, pages, aborted))
+            self._segment.record(pages, "owned", "retiring", self._epoch)
+            self._segment.record(aborted, "preparing", "retiring", self._epoch)
         return KVStorageUpdate(epoch=self._epoch, map=tuple(first_used), retire=(*pages, *aborted))
 
     # --- sleep and end ---
@@ -354,13 +356,17 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
     def _settle_released(self) -> None:
         released = self._segment.released_epoch()
         while self._retiring and self._retiring[0][0] <= released:
-            _, pages, aborted = self._retiring.pop(0)
+            epoch, pages, aborted = self._retiring.pop(0)
             lost = [p for p in (*pages, *aborted) if self._segment.is_quarantined(p)]
             if lost:
                 logger.error("KV storage: %d pages lost to a driver error", len(lost))
                 self.ledger.quarantine(lost)
-            self.ledger.released([p for p in pages if p not in lost])
-            self.ledger.growth_failed([p for p in aborted if p not in lost])
+            gone = [p for p in pages if p not in lost]
+            failed = [p for p in aborted if p not in lost]
+            self.ledger.released(gone)
+            self.ledger.growth_failed(failed)
+            self._segment.record(lost, "retiring", "quarantined", epoch)
+            self._segment.record(gone + failed, "retiring", "virtual", epoch)
 
     def _is_over_bound(self) -> bool:
         return self._bound is not None and self.ledger.cached_only_pages() > self._bound

@@ -1,0 +1,59 @@
+// Wants, idle bytes, and waking those who wait.
+#include <linux/futex.h>
+#include <sys/syscall.h>
+
+#include <cerrno>
+#include <climits>
+
+#include "budget/lock_table.h"
+#include "budget/shared_budget.h"
+
+namespace kvcached::budget {
+
+void SharedBudget::set_want(int row, Bytes bytes) {
+  if (own(row).want.exchange(bytes) != bytes) bump();
+}
+
+void SharedBudget::set_idle(int row, Bytes bytes) {
+  if (own(row).idle.exchange(bytes) >= bytes) return;
+  for (const Holding& other : snapshot(record())) {
+    if (other.want == 0) continue;
+    bump();  // what somebody waits for could now be given
+    return;
+  }
+}
+
+Bytes SharedBudget::reclaim_target(int row, Bytes device_free) const {
+  Snapshot all = snapshot(record());
+  for (int i = 0; i < all.count; ++i) {
+    Holding& holding = all.holdings[i];
+    // Nobody gives anything back for the dead.
+    if (holding.want != 0 && !file_.locks().alive(holding.row)) holding.want = 0;
+  }
+  return budget::reclaim_target(all, row, {device_free, kNotSampled});
+}
+
+void SharedBudget::bump() {
+  EventWord& word = record().header.event;
+  word.fetch_add(1);
+  ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+std::uint32_t SharedBudget::wait_event(std::uint32_t seen, milliseconds deadline) const {
+  const EventWord& word = record().header.event;
+  const auto end = until(deadline);
+  while (word.load() == seen) {
+    const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(
+        end - std::chrono::steady_clock::now());
+    if (left.count() <= 0) break;
+    const timespec timeout{static_cast<time_t>(left.count() / 1'000'000'000),
+                           static_cast<long>(left.count() % 1'000'000'000)};
+    if (::syscall(SYS_futex, &word, FUTEX_WAIT, seen, &timeout, nullptr, 0) != 0 &&
+        errno == EINTR) {
+      break;
+    }
+  }
+  return word.load();
+}
+
+}  // namespace kvcached::budget

@@ -1,0 +1,108 @@
+// What a rank's engine calls around its steps, and how a page's state is settled.
+#include <stdexcept>
+
+#include "budget/futex.h"
+#include "budget/rank.h"
+
+namespace kvcached::budget {
+
+// The page is kMapping, by the caller.
+void Rank::map_page(std::int32_t page) {
+  try {
+    memory_.map(page);
+  } catch (const vmm::Quarantined&) {
+    settle(page, State::kQuarantined);
+    throw;
+  } catch (...) {
+    settle(page, State::kOwned);
+    throw;
+  }
+  settle(page, State::kReady);
+}
+
+void Rank::settle(std::int32_t page, State state) {
+  std::lock_guard lock(mutex_);
+  settle_locked(page, state, last_epoch_);
+}
+
+void Rank::settle(std::int32_t page, State state, std::uint64_t epoch) {
+  std::lock_guard lock(mutex_);
+  settle_locked(page, state, epoch);
+}
+
+// Under the lock: a rank's recorder has one writer at a time.
+void Rank::record(std::int32_t page, State from, State to, std::uint64_t epoch) {
+  const auto traced = [](State state) {
+    return state == State::kNone    ? TracedState::kVirtual
+           : state == State::kOwned ? TracedState::kOwned
+           : state == State::kReady ? TracedState::kMapped
+                                    : TracedState::kQuarantined;
+  };
+  if (from != to) segment_->record(rank_, page, traced(from), traced(to), epoch);
+}
+
+// Ends what the caller did with a page, and publishes it.
+void Rank::settle_locked(std::int32_t page, State state, std::uint64_t epoch) {
+  record(page, pages_[page].settled, state, epoch);
+  pages_[page].state = pages_[page].settled = state;
+  if (state == State::kNone || state == State::kQuarantined) pages_[page].retired = false;
+  segment_->set_page_state(rank_, page,
+                           state == State::kNone          ? PageState::kVirtual
+                           : state == State::kQuarantined ? PageState::kQuarantined
+                                                          : PageState::kOwned);
+  RankPart& part = segment_->part(rank_);
+  part.mapped_bytes.store(memory_.mapped_bytes(), std::memory_order_relaxed);
+  part.created_bytes.store(memory_.created_bytes(), std::memory_order_relaxed);
+  threading_->changed.notify_all();
+}
+
+void Rank::make_ready(const std::vector<std::int32_t>& pages) {
+  check_process();
+  for (std::int32_t page : pages) {
+    check_page(page);
+    std::unique_lock lock(mutex_);
+    if (!threading_->changed.wait_for(lock, kMapDeadline, [&] { return settled(page); }))
+      throw std::runtime_error(name() + "'s background thread did not map page " +
+                               std::to_string(page) + " in time");
+    Page& mine = pages_[page];
+    if (mine.state == State::kQuarantined)
+      throw vmm::Quarantined(name() + " lost page " + std::to_string(page) +
+                             ", which a step is about to use, to a driver error");
+    if (closed_ || mine.retired || (mine.state != State::kOwned && mine.state != State::kReady))
+      throw std::logic_error(name() + " does not own page " + std::to_string(page) +
+                             ", which a step is about to use" +
+                             (closed_        ? ": it is closed"
+                              : mine.retired ? ": it was told to retire it"
+                                             : ""));
+    if (mine.state == State::kReady) continue;
+    mine.state = State::kMapping;
+    ++counters_.mapped_in_step;
+    lock.unlock();
+    map_page(page);
+  }
+}
+
+void Rank::retire(const std::vector<std::int32_t>& pages, std::uint64_t epoch) {
+  check_process();
+  for (std::int32_t page : pages) check_page(page);
+  {
+    std::lock_guard lock(mutex_);
+    if (epoch < last_epoch_)
+      throw std::logic_error("epoch " + std::to_string(epoch) + " came to " + name() + " after " +
+                             std::to_string(last_epoch_));
+    to_retire_.push_back({{pages.begin(), pages.end()}, epoch});
+    last_epoch_ = epoch;
+    for (std::int32_t page : pages)
+      if (page != 0 && pages_[page].state != State::kNone) pages_[page].retired = true;
+  }
+  futex_bump(segment_->header().doorbell);
+}
+
+bool Rank::drain(Milliseconds deadline) {
+  check_process();
+  std::unique_lock lock(mutex_);
+  threading_->changed.wait_for(lock, deadline, [&] { return to_retire_.empty() || ended_; });
+  return to_retire_.empty();
+}
+
+}  // namespace kvcached::budget

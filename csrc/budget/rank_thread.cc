@@ -1,0 +1,155 @@
+// What a rank's background thread does: growth, mapping ahead, release.
+#include <stdexcept>
+
+#include "budget/futex.h"
+#include "budget/rank.h"
+
+namespace kvcached::budget {
+namespace {
+
+// How long the thread sleeps without news. All work rings, so this only bounds a lost wake.
+constexpr Milliseconds kIdleWait{1000};
+
+}  // namespace
+
+void Rank::serve() {
+  auto& header = segment_->header();
+  try {
+    while (!stopping_) {
+      const std::uint32_t seen = header.doorbell.load();
+      serve_wish();
+      const bool grew = serve_growth();
+      const bool mapped = serve_ready();
+      const bool retired = serve_retirement();
+      if (!grew && !mapped && !retired && !stopping_) futex_wait(header.doorbell, seen, kIdleWait);
+    }
+  } catch (const std::exception& error) {
+    segment_->fail(rank_, error.what());
+  }
+  std::lock_guard lock(mutex_);
+  ended_ = true;
+  threading_->changed.notify_all();
+}
+
+void Rank::serve_wish() {
+  budget_->set_idle(row_, segment_->header().idle_pages.load() * memory_.own_bytes());
+  budget_->set_want(row_, segment_->header().wish_pages.load() * page_bytes());
+}
+
+// Creates all that is asked for before it maps any: what others wait for is the promise.
+bool Rank::serve_growth() {
+  const std::uint32_t head = segment_->header().grow_head.load(std::memory_order_acquire);
+  if (grow_tail_ == head) return false;
+  std::uint32_t promised = memory_.lease(head - grow_tail_, stopping_);
+  for (; grow_tail_ != head && !stopping_; ++grow_tail_) {
+    const std::int32_t page = segment_->entry(grow_tail_);
+    bool owned = false;
+    if (wants(page) && promised > 0) {
+      --promised;
+      owned = create_page(page);
+      if (!owned) {  // the next would most likely fail too
+        memory_.unlease(promised);
+        promised = 0;
+      }
+    }
+    if (!owned) {
+      std::lock_guard lock(mutex_);
+      ++counters_.refused;
+    }
+    segment_->resolve(rank_, grow_tail_, owned ? Result::kOwned : Result::kRefused);
+  }
+  memory_.unlease(promised);
+  return true;
+}
+
+bool Rank::wants(std::int32_t page) {
+  check_page(page);
+  std::lock_guard lock(mutex_);
+  const State state = pages_[page].state;
+  if (state == State::kNone || state == State::kQuarantined) return state == State::kNone;
+  throw std::logic_error("page " + std::to_string(page) + " was asked for, but " + name() +
+                         " owns it already: a page grows again only after it was released");
+}
+
+bool Rank::create_page(std::int32_t page) {
+  try {
+    memory_.create(page);
+  } catch (const vmm::DriverError&) {
+    if (memory_.holds(page)) settle(page, State::kQuarantined);
+    return false;
+  }
+  {
+    std::lock_guard lock(mutex_);
+    ++counters_.created;
+    to_map_.push_back(page);
+  }
+  settle(page, State::kOwned);
+  return true;
+}
+
+bool Rank::serve_ready() {
+  std::int32_t page;
+  {
+    std::lock_guard lock(mutex_);
+    if (to_map_.empty()) return false;
+    page = to_map_.front();
+    to_map_.pop_front();
+    // Otherwise a step was faster, or the entry is older than the page.
+    if (pages_[page].state != State::kOwned || pages_[page].retired) return true;
+    pages_[page].state = State::kMapping;
+    ++counters_.mapped_ahead;
+  }
+  try {
+    map_page(page);
+  } catch (const vmm::DriverError&) {
+    // The step that needs the page tries again, and says why it cannot.
+  }
+  return true;
+}
+
+// One page a turn: growth and mapping do not wait for a long list.
+bool Rank::serve_retirement() {
+  std::int32_t page = 0;
+  std::uint64_t epoch = 0;
+  {
+    std::lock_guard lock(mutex_);
+    if (to_retire_.empty()) return false;
+    std::deque<std::int32_t>& pages = to_retire_.front().pages;
+    epoch = to_retire_.front().epoch;
+    if (!pages.empty()) {
+      page = pages.front();
+      pages.pop_front();
+    }
+  }
+  if (page != 0) release_page(page, epoch);
+  {
+    std::lock_guard lock(mutex_);
+    const Retirement& first = to_retire_.front();
+    if (!first.pages.empty()) return true;
+    segment_->part(rank_).released_epoch.store(first.epoch, std::memory_order_release);
+    to_retire_.pop_front();
+    threading_->changed.notify_all();
+  }
+  segment_->ring_scheduler();
+  return true;
+}
+
+void Rank::release_page(std::int32_t page, std::uint64_t epoch) {
+  {
+    std::unique_lock lock(mutex_);
+    if (!threading_->changed.wait_for(lock, kMapDeadline, [&] { return settled(page); }))
+      throw std::runtime_error("page " + std::to_string(page) +
+                               " is to be retired, but a step of " + name() +
+                               " has not finished mapping it");
+    if (pages_[page].state == State::kNone) return;
+    pages_[page].state = State::kReleasing;
+  }
+  const bool gone = memory_.release(page);
+  if (gone) {
+    std::lock_guard lock(mutex_);
+    ++counters_.released;
+  }
+  settle(page, gone ? State::kNone : State::kQuarantined, epoch);
+}
+
+}  // namespace kvcached::budget

@@ -1,0 +1,88 @@
+// The shared-memory implementation of Budget: budget.cc opens and shows, budget_members.cc joins,
+// leaves and reaps, budget_lease.cc counts bytes, budget_events.cc tells who waits.
+#pragma once
+
+#include <unistd.h>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "budget/budget.h"
+#include "budget/budget_formula.h"
+#include "budget/fair_share.h"
+#include "budget/record_file.h"
+
+namespace kvcached::budget {
+
+using std::chrono::milliseconds;
+
+// For error texts.
+inline std::string bytes(Bytes count) { return std::to_string(count) + " bytes"; }
+
+class SharedBudget final : public Budget {
+ public:
+  SharedBudget(const std::string& directory, const std::string& device, Bytes capacity,
+               Bytes headroom)
+      : file_(directory, device, capacity, headroom) {
+    if (capacity != 0) settle(capacity, headroom);
+  }
+
+  ~SharedBudget() override {
+    if (::getpid() != pid_) return;
+    for (int row = 0; row < kRows; ++row) {
+      if (joined_[row].load() && record().rows[row].lease.load() == 0) give_back(row);
+    }
+  }
+
+  Bytes capacity() const override { return record().header.capacity.load(); }
+  Bytes headroom() const override { return record().header.headroom.load(); }
+  Bytes created() const override { return sum_created(record()); }
+  bool detached() const override { return file_.detached(); }
+  std::uint32_t event() const override { return record().header.event.load(); }
+
+  int join(const std::string& instance, std::uint32_t rank, Bytes limit, Bytes floor, Bytes claim,
+           std::uint32_t weight) override;
+  Grant set_terms(int row, Bytes limit, Bytes floor, Bytes claim, milliseconds deadline) override;
+  void leave(int row) override;
+  Grant lease(int row, Bytes bytes, Bytes device_free, milliseconds deadline,
+              Bytes created_before) override;
+  void unlease(int row, Bytes bytes) override;
+  void mark_created(int row, Bytes bytes) override;
+  void mark_released(int row, Bytes bytes) override;
+  void set_want(int row, Bytes bytes) override;
+  void set_idle(int row, Bytes bytes) override;
+  int reap() override;
+  std::vector<RowInfo> rows() const override;
+  std::uint32_t wait_event(std::uint32_t seen, milliseconds deadline) const override;
+
+  Bytes available(int row, Bytes device_free) const override {
+    return grantable(snapshot(record()), row, {device_free, kNotSampled});
+  }
+  Bytes fair_share(int row, Bytes device_free) const override {
+    return budget::fair_share(snapshot(record()), row, {device_free, kNotSampled});
+  }
+  Bytes reachable(int row, Bytes device_free) const override {
+    return budget::reachable(snapshot(record()), row, {device_free, kNotSampled});
+  }
+  Bytes reclaim_target(int row, Bytes device_free) const override;
+
+ private:
+  Record& record() const { return file_.record(); }
+  Row& own(int row) const;
+  void check_process() const;
+  void check_terms(const std::string& who, Bytes limit, Bytes floor) const;
+  std::string guarantees(const Snapshot& all, Bytes floor, Bytes claim) const;
+  void settle(Bytes capacity, Bytes headroom);
+  int take_row();
+  int reap_locked();
+  void give_back(int row);
+  void bump();
+
+  RecordFile file_;
+  const pid_t pid_ = ::getpid();
+  std::array<std::atomic<bool>, kRows> joined_{};
+};
+
+}  // namespace kvcached::budget
