@@ -83,7 +83,8 @@ class Engines:
     def _execute(self, name: str, job: dict[str, Any], env: dict[str, str]) -> Run:
         given, made = self._folder / f"{name}.job", self._folder / f"{name}.result"
         given.write_text(json.dumps(job))
-        command = [sys.executable, str(TESTS / "engine" / "runner.py"), str(given), str(made)]
+        script = "behave.py" if "scenarios" in job else "runner.py"
+        command = [sys.executable, str(TESTS / "engine" / script), str(given), str(made)]
         log = self._folder / f"{name}.log"
         with log.open("w") as out:
             code = subprocess.run(
