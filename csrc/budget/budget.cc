@@ -19,24 +19,45 @@ Row& SharedBudget::own(int row) const {
   return record().rows[row];
 }
 
-// Changes capacity and headroom while nobody lives, or refuses.
+// Agrees on the record's capacity and headroom, or changes them while nobody else relies on them.
 void SharedBudget::settle(Bytes capacity, Bytes headroom) {
   Header& header = record().header;
-  const TableLock lock(file_.fd(), file_.path(), kStartDeadline);
+  const TableLock lock(file_.table(), kStartDeadline);
   if (!lock) throw BudgetError(TableLock::held_message(file_.path(), kStartDeadline));
-  if (header.capacity.load() == capacity && header.headroom.load() == headroom) return;
-  reap_locked();
-  const Snapshot all = snapshot(record());
-  if (all.count > 0) {
-    const Row& row = record().rows[all.begin()->row];
-    throw CapacityConflict(
-        file_.path() + ": has a capacity of " + bytes(all.capacity) + " and a headroom of " +
-        bytes(all.headroom) + ", asked for were " + bytes(capacity) + " and " + bytes(headroom) +
-        ". Give every engine on the device the same, or stop the " + std::to_string(all.count) +
-        " that live (the first: '" + row.instance() + "').");
+  if (header.capacity.load() != capacity || header.headroom.load() != headroom) {
+    reap_locked();
+    const Snapshot all = snapshot(record());
+    if (all.count > 0)
+      conflict(capacity, headroom,
+               "stop the " + std::to_string(all.count) + " that live (the first: '" +
+                   record().rows[all.begin()->row].instance() + "')");
+    if (file_.locks().pinned())
+      conflict(capacity, headroom, "wait for the one that is starting to start and stop");
+    header.capacity.store(capacity);
+    header.headroom.store(headroom);
   }
-  header.capacity.store(capacity);
-  header.headroom.store(headroom);
+  pin();
+}
+
+// Under the table's lock. From now on neither number changes while this object lives.
+void SharedBudget::pin() {
+  if (pinned_) return;
+  file_.locks().pin();
+  pinned_ = true;
+}
+
+// Under the table's lock: whoever opened without a capacity may have planned with an older one.
+void SharedBudget::check_agreed() const {
+  if (capacity() != agreed_capacity_ || headroom() != agreed_headroom_)
+    conflict(agreed_capacity_, agreed_headroom_, "start again to take the new ones");
+}
+
+void SharedBudget::conflict(Bytes capacity, Bytes headroom, const std::string& advice) const {
+  const Header& header = record().header;
+  throw CapacityConflict(file_.path() + ": has a capacity of " + bytes(header.capacity.load()) +
+                         " and a headroom of " + bytes(header.headroom.load()) +
+                         ", asked for were " + bytes(capacity) + " and " + bytes(headroom) +
+                         ". Give every engine on the device the same, or " + advice + ".");
 }
 
 std::vector<RowInfo> SharedBudget::rows() const {

@@ -43,7 +43,7 @@ class BudgetError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
-// open() with another capacity or headroom than that of a record with live rows.
+// Another capacity or headroom than that of a record that others rely on.
 class CapacityConflict : public BudgetError {
  public:
   using BudgetError::BudgetError;
@@ -71,8 +71,10 @@ class Budget : public std::enable_shared_from_this<Budget> {
  public:
   // Opens, or makes, the record of `device` ("host:NAME") in `directory` (made 0700, parents too;
   // it must be ours and writable by nobody else). Capacity and headroom are set by whoever makes
-  // it, and by a later opener while no row lives; otherwise one that differs is refused with a
-  // CapacityConflict, both numbers named. Capacity 0 takes both from a record that must exist.
+  // it, and by a later opener while no row lives and nobody who named them has it open; otherwise
+  // one that differs is refused with a CapacityConflict, both numbers named. So they stay what they
+  // were at open() for as long as the object lives. Capacity 0 takes both from a record that must
+  // exist; they may change until join(), which then raises CapacityConflict.
   // Raises BudgetError: foreign owner or mode, other version, other boot id with a live row
   // (without one it is made anew), no space (posix_fallocate, never a SIGBUS).
   static std::shared_ptr<Budget> open(const std::string& directory, const std::string& device,

@@ -22,7 +22,7 @@ Grant SharedBudget::lease(int row, Bytes bytes, Bytes device_free, milliseconds 
                           Bytes created_before) {
   Row& mine = own(row);
   const Sample sample{device_free, std::min(created_before, created())};
-  const TableLock lock(file_.fd(), file_.path(), deadline);
+  const TableLock lock(file_.table(), deadline);
   if (!lock) return Grant::kMissed;
   const auto fits = [&] { return bytes <= grantable(snapshot(record()), row, sample); };
   if (!fits() && (reap_locked() == 0 || !fits())) return Grant::kRefused;

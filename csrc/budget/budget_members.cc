@@ -56,8 +56,9 @@ int SharedBudget::join(const std::string& instance, std::uint32_t rank, Bytes li
   check_terms(who, limit, floor);
   if (weight == 0) throw BudgetError(who + ": a weight of 0; allowed is 1 or more, 100 is usual.");
 
-  const TableLock lock(file_.fd(), file_.path(), kStartDeadline);
+  const TableLock lock(file_.table(), kStartDeadline);
   if (!lock) throw BudgetError(TableLock::held_message(file_.path(), kStartDeadline));
+  check_agreed();
   reap_locked();
   const Snapshot all = snapshot(record());
   for (const Holding& holding : all) {
@@ -69,6 +70,7 @@ int SharedBudget::join(const std::string& instance, std::uint32_t rank, Bytes li
   const std::string wrong = guarantees(all, floor, claim);
   if (!wrong.empty()) throw BudgetError(who + ": " + wrong);
 
+  pin();
   const int index = take_row();
   Row& row = record().rows[index];
   row.clear();
@@ -98,7 +100,7 @@ Grant SharedBudget::set_terms(int row, Bytes limit, Bytes floor, Bytes claim,
   Row& mine = own(row);
   check_terms(file_.path() + ": row " + std::to_string(row), limit, floor);
   {
-    const TableLock lock(file_.fd(), file_.path(), deadline);
+    const TableLock lock(file_.table(), deadline);
     if (!lock) return Grant::kMissed;
     const bool lower = floor <= mine.floor.load() && claim <= mine.claim.load();
     const auto fits = [&] {
@@ -133,7 +135,7 @@ void SharedBudget::give_back(int row) {
 
 int SharedBudget::reap() {
   check_process();
-  const TableLock lock(file_.fd(), file_.path(), kReapDeadline);
+  const TableLock lock(file_.table(), kReapDeadline);
   return lock ? reap_locked() : 0;
 }
 

@@ -14,6 +14,7 @@
 namespace kvcached::budget {
 namespace {
 
+constexpr int kPinByte = kRows;
 constexpr char kLockHint[] = "Put budget_dir on a file system with record locks.";
 
 // Lives as long as the process: locks must outlast every static destructor.
@@ -89,6 +90,27 @@ bool RowLocks::alive(int row) const {
   if (held_[row].load()) return true;
   struct flock lock = request(F_WRLCK, row);
   if (::fcntl(fd_, F_GETLK, &lock) != 0) fail(path_, "test a row lock of", errno, kLockHint);
+  return lock.l_type != F_UNLCK;
+}
+
+void RowLocks::pin() {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  struct flock lock = request(F_RDLCK, kPinByte);
+  if (pins_ == 0 && ::fcntl(fd_, F_SETLK, &lock) != 0)
+    fail(path_, "pin the capacity of", errno, kLockHint);
+  ++pins_;
+}
+
+void RowLocks::unpin() {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  struct flock lock = request(F_UNLCK, kPinByte);
+  if (--pins_ == 0) ::fcntl(fd_, F_SETLK, &lock);
+}
+
+bool RowLocks::pinned() const {
+  if (pins_ > 0) return true;
+  struct flock lock = request(F_WRLCK, kPinByte);
+  if (::fcntl(fd_, F_GETLK, &lock) != 0) fail(path_, "test the pin of", errno, kLockHint);
   return lock.l_type != F_UNLCK;
 }
 

@@ -1,4 +1,6 @@
 // The row locks: byte r of the rows file is write-locked by F_SETLK while the owner of row r lives.
+// The byte behind them is read-locked by every process that relies on the record's capacity: while
+// it is, nobody changes that (the pin).
 //
 // Such locks belong to the process and vanish when it closes any descriptor of the file. So each
 // rows file is opened once a process, found again by (device, inode), and never closed. They do
@@ -11,6 +13,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "budget/record_layout.h"
@@ -30,6 +33,11 @@ class RowLocks {
   void release(int row);
   // Whether a process, this one included, holds it.
   bool alive(int row) const;
+  // The pin is counted: a process holds it until it has unpinned as often as pinned. Whoever pins
+  // holds the table's lock, as does whoever changes what is not pinned.
+  void pin();
+  void unpin();
+  bool pinned() const;  // by any process, this one included
   std::uint64_t inode() const { return inode_; }
 
   RowLocks(int fd, std::uint64_t inode, std::string path);
@@ -39,6 +47,8 @@ class RowLocks {
   std::uint64_t inode_;
   std::string path_;
   std::array<std::atomic<bool>, kRows> held_{};
+  std::mutex mutex_;  // guards pins_ and its lock: the table's is another one a record
+  std::atomic<int> pins_{0};
 };
 
 }  // namespace kvcached::budget

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "budget/record_file.h"
@@ -56,7 +57,9 @@ int open_tracked(const std::string& path) {
 void close_tracked(int fd) {
   Tracked& all = tracked();
   const std::lock_guard<std::mutex> guard(all.mutex);
-  all.open.erase(std::find(all.open.begin(), all.open.end(), fd));
+  const auto found = std::find(all.open.begin(), all.open.end(), fd);
+  if (found == all.open.end()) return;  // a child's copy, closed at the fork
+  all.open.erase(found);
   ::close(fd);
 }
 
@@ -68,33 +71,39 @@ std::chrono::steady_clock::time_point until(std::chrono::milliseconds deadline) 
          std::clamp(deadline, std::chrono::milliseconds(0), kDay);
 }
 
-TableLock::TableLock(int fd, const std::string& path, std::chrono::milliseconds deadline) {
-  const auto end = until(deadline);
+TableLockFile::TableLockFile(int fd, std::string path) : path_(std::move(path)) {
   // Through /proc: a descriptor of its own of this very file, also where its name is gone.
   const std::string self = "/proc/self/fd/" + std::to_string(fd);
-  const int own = open_tracked(self);
-  if (own < 0) fail(path, "open " + self + " to lock", errno);
+  fd_ = open_tracked(self);
+  if (fd_ < 0) fail(path_, "open " + self + " to lock", errno);
+}
+
+TableLockFile::~TableLockFile() { close_tracked(fd_); }
+
+TableLock::TableLock(TableLockFile& file, std::chrono::milliseconds deadline) : file_(file) {
+  const auto end = until(deadline);
+  if (!file_.mutex_.try_lock_until(end)) return;
   for (microseconds pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
-    if (::flock(own, LOCK_EX | LOCK_NB) == 0) {
-      fd_ = own;
+    if (::flock(file_.fd_, LOCK_EX | LOCK_NB) == 0) {
+      held_ = true;
       return;
     }
     const int error = errno;
     if (error != EWOULDBLOCK && error != EINTR) {
-      close_tracked(own);
-      fail(path, "lock", error, "Put budget_dir on a file system with flock.");
+      file_.mutex_.unlock();
+      fail(file_.path_, "lock", error, "Put budget_dir on a file system with flock.");
     }
     const auto now = std::chrono::steady_clock::now();
     if (now >= end) break;
     std::this_thread::sleep_for(std::min<std::chrono::steady_clock::duration>(pause, end - now));
   }
-  close_tracked(own);
+  file_.mutex_.unlock();
 }
 
 TableLock::~TableLock() {
-  if (fd_ < 0) return;
-  ::flock(fd_, LOCK_UN);  // before close: a child forked meanwhile may still have its copy
-  close_tracked(fd_);
+  if (!held_) return;
+  ::flock(file_.fd_, LOCK_UN);
+  file_.mutex_.unlock();
 }
 
 std::string TableLock::held_message(const std::string& path, std::chrono::milliseconds deadline) {

@@ -20,8 +20,11 @@ Descriptor::~Descriptor() {
 }
 
 void fail(const std::string& path, const std::string& verb, int error, const std::string& hint) {
+  const bool none_left = error == EMFILE || error == ENFILE;
+  const std::string advice =
+      none_left ? "Raise the limit of open files (`ulimit -n`) or close some." : hint;
   throw BudgetError(path + ": cannot " + verb + " it: " + std::strerror(error) + "." +
-                    (hint.empty() ? "" : " " + hint));
+                    (advice.empty() ? "" : " " + advice));
 }
 
 std::string escape_device(const std::string& device) {

@@ -3,44 +3,20 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <cstring>
-#include <fstream>
 
-#include "budget/lock_table.h"
+#include "budget/record_new.h"
 
 namespace kvcached::budget {
 namespace {
 
 // Each turn that does not end means that somebody else made or replaced the record meanwhile.
 constexpr int kOpenTurns = 32;
-// NAME_MAX is 255; the temporary name adds the most to it.
+// NAME_MAX is 255; the temporary name (record_new.h) adds the most to it.
 constexpr std::size_t kLongestName = 200;
-
-const std::string& boot_id() {
-  static const std::string id = [] {
-    std::string text;
-    std::ifstream("/proc/sys/kernel/random/boot_id") >> text;
-    if (text.empty() || text.size() >= kBootIdBytes) {
-      throw BudgetError("/proc/sys/kernel/random/boot_id: found '" + text +
-                        "', a boot id is needed. Mount /proc.");
-    }
-    return text;
-  }();
-  return id;
-}
-
-std::string random_hex() {
-  std::uint64_t bits = 0;
-  if (::getrandom(&bits, sizeof(bits), 0) != sizeof(bits)) bits = ::getpid();
-  char text[17];
-  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(bits));
-  return text;
-}
 
 }  // namespace
 
@@ -56,10 +32,16 @@ RecordFile::RecordFile(const std::string& directory, const std::string& device, 
                       " bytes leaves nothing of a capacity of " + std::to_string(capacity) +
                       " bytes. Lower the headroom.");
   }
+  if (directory.find('\0') != std::string::npos) {
+    throw BudgetError("budget_dir: has a NUL behind '" + std::string(directory.c_str()) +
+                      "'; allowed is any other path.");
+  }
   path_ = directory + "/" + name_ + ".record";
   directory_ = open_directory(directory);
   for (int turn = 0; turn < kOpenTurns; ++turn) {
-    if (open_existing()) return;
+    if (!open_existing()) continue;
+    sweep_new_records(directory_.get(), name_, path_);
+    return;
   }
   unmap();
   throw BudgetError(path_ + ": made and replaced by others " + std::to_string(kOpenTurns) +
@@ -78,6 +60,7 @@ bool RecordFile::open_existing() {
     return false;
   }
   try {
+    table_ = std::make_unique<TableLockFile>(fd_.get(), path_);
     map();
     check_layout();
     if (!open_locks(false)) return false;
@@ -93,6 +76,11 @@ bool RecordFile::open_existing() {
 void RecordFile::map() {
   struct stat found;
   if (::fstat(fd_.get(), &found) != 0) fail(path_, "stat", errno);
+  if (found.st_uid != ::geteuid()) {
+    throw BudgetError(path_ + ": owned by uid " + std::to_string(found.st_uid) +
+                      ", allowed is uid " + std::to_string(::geteuid()) +
+                      ", who runs this. Use another budget_dir, or remove it once nobody uses it.");
+  }
   // Version and magic come first in any version: too short for these is no record at all.
   Header start{};
   if (::pread(fd_.get(), &start, sizeof(start), 0) < 16 || start.magic != kMagic) {
@@ -145,7 +133,7 @@ bool RecordFile::detached() const {
 }
 
 void RecordFile::replace_stale() {
-  const TableLock lock(fd_.get(), path_, kStartDeadline);
+  const TableLock lock(*table_, kStartDeadline);
   if (!lock) throw BudgetError(TableLock::held_message(path_, kStartDeadline));
   if (detached()) return;
   for (int row = 0; row < kRows; ++row) {
@@ -159,13 +147,7 @@ void RecordFile::replace_stale() {
     capacity_ = record_->header.capacity.load();
     headroom_ = record_->header.headroom.load();
   }
-  const std::string temporary = write_new();
-  if (::renameat(directory_.get(), temporary.c_str(), directory_.get(),
-                 (name_ + ".record").c_str()) != 0) {
-    const int error = errno;
-    ::unlinkat(directory_.get(), temporary.c_str(), 0);
-    fail(path_, "replace", error);
-  }
+  NewRecord(directory_.get(), name_, path_, {locks_->inode(), capacity_, headroom_}).replace();
 }
 
 void RecordFile::make() {
@@ -175,41 +157,7 @@ void RecordFile::make() {
                       "first or name a capacity.");
   }
   open_locks(true);
-  const std::string temporary = write_new();
-  const int linked = ::linkat(directory_.get(), temporary.c_str(), directory_.get(),
-                              (name_ + ".record").c_str(), 0);
-  const int error = errno;
-  ::unlinkat(directory_.get(), temporary.c_str(), 0);
-  if (linked != 0 && error != EEXIST) fail(path_, "link", error, "Use another budget_dir.");
-}
-
-std::string RecordFile::write_new() const {
-  auto fresh = std::make_unique<Record>();
-  Header& header = fresh->header;
-  header.magic = kMagic;
-  header.version = kVersion;
-  header.row_count = kRows;
-  header.rows_inode = locks_->inode();
-  std::strncpy(header.boot_id, boot_id().c_str(), kBootIdBytes - 1);
-  header.capacity.store(capacity_);
-  header.headroom.store(headroom_);
-
-  std::string temporary = "." + name_ + "." + random_hex() + ".tmp";
-  const Descriptor fd(
-      ::openat(directory_.get(), temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (fd.get() < 0) fail(path_, "make", errno, "Use another budget_dir.");
-  int error = ::posix_fallocate(fd.get(), 0, sizeof(Record));
-  if (error == 0) {
-    const ssize_t written = ::pwrite(fd.get(), fresh.get(), sizeof(Record), 0);
-    if (written != static_cast<ssize_t>(sizeof(Record))) error = written < 0 ? errno : ENOSPC;
-  }
-  if (error != 0) {
-    ::unlinkat(directory_.get(), temporary.c_str(), 0);
-    fail(path_, "make", error,
-         "It needs " + std::to_string(sizeof(Record)) +
-             " bytes. Free some space there or use another budget_dir.");
-  }
-  return temporary;
+  NewRecord(directory_.get(), name_, path_, {locks_->inode(), capacity_, headroom_}).link();
 }
 
 }  // namespace kvcached::budget

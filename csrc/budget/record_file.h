@@ -5,6 +5,7 @@
 #include <string>
 
 #include "budget/lock_rows.h"
+#include "budget/lock_table.h"
 #include "budget/record_layout.h"
 
 namespace kvcached::budget {
@@ -34,7 +35,7 @@ class RecordFile {
 
   Record& record() const { return *record_; }
   RowLocks& locks() const { return *locks_; }
-  int fd() const { return fd_.get(); }
+  TableLockFile& table() const { return *table_; }
   const std::string& path() const { return path_; }
   // Whether `path` no longer leads to this file.
   bool detached() const;
@@ -46,7 +47,6 @@ class RecordFile {
   void unmap();
   void check_layout() const;
   void replace_stale();
-  std::string write_new() const;  // returns the temporary name
   void make();
 
   std::string path_, name_;
@@ -54,6 +54,7 @@ class RecordFile {
   Descriptor directory_, fd_;
   Record* record_ = nullptr;
   std::shared_ptr<RowLocks> locks_;
+  std::unique_ptr<TableLockFile> table_;
 };
 
 // "host:a/b" -> "host%3Aa%2Fb": one to one, safe as a file's name.
@@ -63,7 +64,7 @@ std::string escape_device(const std::string& device);
 // ours that nobody else may write to.
 Descriptor open_directory(const std::string& path);
 
-// "PATH: cannot VERB it: strerror(error). HINT"
+// "PATH: cannot VERB it: strerror(error). HINT", the hint another where descriptors ran out.
 [[noreturn]] void fail(const std::string& path, const std::string& verb, int error,
                        const std::string& hint = "");
 

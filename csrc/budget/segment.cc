@@ -159,7 +159,8 @@ std::string Segment::failure() const {
 std::string Segment::failure(std::uint32_t rank) const {
   const RankPart& theirs = part(rank);
   if (theirs.failed.load(std::memory_order_acquire) == 0) return {};
-  return {theirs.failure, strnlen(theirs.failure, kFailureText)};
+  const std::string text(theirs.failure, strnlen(theirs.failure, kFailureText));
+  return text.empty() ? "failed, and gave no reason" : text;
 }
 
 Trace Segment::trace(std::size_t most) const {

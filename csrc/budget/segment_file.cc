@@ -69,7 +69,7 @@ void* map_shared(int fd, std::size_t size, const std::string& path, int access) 
 
 void check_path(const std::string& path) {
   if (path.find('\0') != std::string::npos)
-    throw std::invalid_argument("a segment's path with a NUL in it: '" + path +
+    throw std::invalid_argument("a segment's path has a NUL behind '" + std::string(path.c_str()) +
                                 "'; allowed is any other");
 }
 

@@ -27,6 +27,8 @@ class SharedBudget final : public Budget {
                Bytes headroom)
       : file_(directory, device, capacity, headroom) {
     if (capacity != 0) settle(capacity, headroom);
+    agreed_capacity_ = record().header.capacity.load();
+    agreed_headroom_ = record().header.headroom.load();
   }
 
   ~SharedBudget() override {
@@ -34,6 +36,7 @@ class SharedBudget final : public Budget {
     for (int row = 0; row < kRows; ++row) {
       if (joined_[row].load() && record().rows[row].lease.load() == 0) give_back(row);
     }
+    if (pinned_) file_.locks().unpin();
   }
 
   Bytes capacity() const override { return record().header.capacity.load(); }
@@ -75,6 +78,9 @@ class SharedBudget final : public Budget {
   void check_terms(const std::string& who, Bytes limit, Bytes floor) const;
   std::string guarantees(const Snapshot& all, Bytes floor, Bytes claim) const;
   void settle(Bytes capacity, Bytes headroom);
+  void pin();
+  void check_agreed() const;
+  [[noreturn]] void conflict(Bytes capacity, Bytes headroom, const std::string& advice) const;
   int take_row();
   int reap_locked();
   void give_back(int row);
@@ -83,6 +89,8 @@ class SharedBudget final : public Budget {
   RecordFile file_;
   const pid_t pid_ = ::getpid();
   std::array<std::atomic<bool>, kRows> joined_{};
+  Bytes agreed_capacity_ = 0, agreed_headroom_ = 0;  // as they were when it was opened
+  bool pinned_ = false;
 };
 
 }  // namespace kvcached::budget

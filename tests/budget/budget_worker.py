@@ -74,6 +74,25 @@ def open_at(when: float, directory: str, device: str, capacity: int, name: str) 
     return budget.join(name, 0, capacity)
 
 
+def at(when: float, act: Callable[[], object]) -> object:
+    time.sleep(max(0.0, when - time.monotonic()))
+    return act()
+
+
+def keep(budget: kb.Budget | None) -> kb.Budget | None:
+    space["budget"] = budget
+    return budget
+
+
+def mine(row: int) -> bool:
+    """Whether the open budget has joined this row."""
+    try:
+        space["budget"].set_idle(row, 0)
+    except kb.BudgetError:
+        return False
+    return True
+
+
 space = dict(globals())
 
 

@@ -31,10 +31,10 @@ from kvcached_core.budget import Segment, create_segment
 directory, name = Path(sys.argv[1]), sys.argv[2]
 path = str(create_segment(directory, name, 8, 1))
 if os.fork() == 0:  # the rank is a process of its own
+    print("rank", os.getpid(), flush=True)
     engine = Rig(directory)
     engine.segment = Segment.open(path)
     member = engine.join(name=name)
-    print("rank", os.getpid(), flush=True)
     time.sleep(600)
 segment = Segment.open(path)
 while not segment.rank_info(0)["joined"]:
@@ -59,7 +59,7 @@ class Engine:
             bufsize=0,
         )
         self.rank = int(self.line().split()[1])
-        assert self.line() == "ready"
+        assert self.line() == "ready"  # by then the rank has joined
 
     def line(self) -> str:
         assert self.process.stdout is not None

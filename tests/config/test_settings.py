@@ -48,7 +48,7 @@ def test_allowed(key: str, value: Any, expected: Any) -> None:
     ("key", "values"),
     [
         ("budget", ["", "a/b", "-a", "a" * 41, 7, None, "a\n"]),
-        ("budget_dir", ["relative", "", 7, None]),
+        ("budget_dir", ["relative", "", 7, None, "/a\0b"]),
         ("capacity", ["0B", 0, -1, "10 gigabytes", 1.5, None, True]),
         ("headroom", ["-1B", None]),
         ("limit", ["0B", None]),
