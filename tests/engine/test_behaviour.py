@@ -47,16 +47,11 @@ def test_a_steady_step_makes_no_system_call(driven: Run) -> None:
     found = driven["steady"]
     assert found["steps"] >= STEPS
     assert found["hooks"]["take_update"] >= STEPS and found["hooks"]["begin_step"] >= STEPS
-    assert found["hooks"]["popleft_n"] > 1000
-    assert found["marks"] == 2 * sum(found["hooks"].values()) - nested(found)
+    assert found["hooks"]["popleft_n"] > 500
+    assert found["marks"] >= 6 * STEPS  # a begin and an end round three hooks, at least
     assert found["calls"] == {}
 
 
 def test_a_steady_step_makes_no_driver_call(driven: Run) -> None:
     driver = driven["steady"]["driver"]
     assert driver["before"] == driver["after"]
-
-
-def nested(found: dict) -> int:  # type: ignore[type-arg]
-    """Marks that were not made since the hook ran inside of another one."""
-    return 2 * sum(found["hooks"].values()) - int(found["marks"])

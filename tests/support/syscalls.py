@@ -69,7 +69,9 @@ class Counter:
 def _ptrace(request: int, thread: int, address: Any, data: Any) -> int:
     done = int(_LIBC.ptrace(request, thread, address, data))
     if done < 0:
-        raise OSError(ctypes.get_errno(), f"ptrace({request:#x}): {os.strerror(ctypes.get_errno())}")
+        raise OSError(
+            ctypes.get_errno(), f"ptrace({request:#x}): {os.strerror(ctypes.get_errno())}"
+        )
     return done
 
 
