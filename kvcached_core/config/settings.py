@@ -86,11 +86,11 @@ class Settings:
     page_size: int = _key(
         2 << 20,
         values.POSITIVE_SIZE,
-        "Least memory mapped and given back at a time, over all layers; rounded up to whole blocks, "
-        "and further to whole granules of the driver where such a page takes at most twice the "
-        "memory that the smaller one can need. Where it would take more, pages share the granules "
-        "at their ends, and the log, limits and floors count every granule that a page can touch. "
-        "(The host driver's granules are 4 KiB: common blocks divide.)",
+        "Least memory mapped and given back at a time, over all layers; rounded up to whole "
+        "blocks, and further to whole granules of the driver where such a page takes at most twice "
+        "the memory that the smaller one can need. Where it would take more, pages share the "
+        "granules at their ends, and the log, limits and floors count every granule that a page "
+        "can touch. (The host driver's granules are 4 KiB: common blocks divide.)",
     )
     reserve_pages: int = _key(
         2,
