@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
 import pickle
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,9 +28,11 @@ from vllm.v1.kv_storage import KVStorageUpdate, allocate_kv_tensor, kv_allocatio
 from engine.storage_pair import until
 from kvcached_core.budget import BudgetError, Segment, open_host_budget, remove_segment
 from kvcached_core.engines.vllm.backend import KvcachedBackend, settings_of
+from kvcached_core.engines.vllm.log import logger
 from kvcached_core.engines.vllm.plan import StoragePlan
 from kvcached_core.engines.vllm.planner import geometry_of, geometry_of_layers
 from kvcached_core.engines.vllm.worker_storage import KvcachedWorkerStorage
+from kvcached_core.provenance.vllm import provenance
 from kvcached_core.vmm import readable_bytes
 
 pytestmark = [pytest.mark.engine]
@@ -358,6 +363,42 @@ def test_a_name_in_use_is_refused_and_two_engines_share_a_process(make: Make) ->
         make().start()
     two = make(name="two").start()
     assert len(open_host_budget(two.plan.budget_dir, "default", MIB).rows()) == 2
+
+
+# --- the start line ---
+
+
+def start_line(make: Make, caplog: pytest.LogCaptureFixture) -> str:
+    with caplog.at_level(logging.INFO, logger=logger.name):
+        make().start()
+    (line,) = [r.getMessage() for r in caplog.records if "rank 0 of engine" in r.getMessage()]
+    assert line.startswith("KV storage: kvcached, rank 0 of engine one: reserved ")
+    return line
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Any:
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    provenance.cache_clear()
+    yield caplog
+    provenance.cache_clear()
+
+
+def test_the_start_line_names_upstream_fork_and_series(make: Make, heard: Any) -> None:
+    stamp = importlib.import_module("vllm.v1.kv_storage._series")
+    assert start_line(make, heard).endswith(
+        f"; vllm {stamp.UPSTREAM}, kvcached-vllm-cpu {version('kvcached-vllm-cpu')}, "
+        f"series {stamp.SERIES_HASH[:12]}"
+    )
+
+
+def test_the_start_line_says_when_there_is_no_wheel(
+    make: Make, heard: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvcached_core.provenance.vllm._STAMP", "vllm.v1.kv_storage._absent")
+    assert start_line(make, heard).endswith(
+        "; series unknown (vllm runs from a tree, not from a wheel of ours)"
+    )
 
 
 # --- steps ---

@@ -20,6 +20,7 @@ from kvcached_core.engines.vllm.log import logger
 from kvcached_core.engines.vllm.plan import StoragePlan
 from kvcached_core.engines.vllm.planner import directory_of, geometry_of_layers, room_of
 from kvcached_core.engines.vllm.room import check_room
+from kvcached_core.provenance.vllm import provenance
 from kvcached_core.vmm import Arena, Driver, HostDriver
 
 if TYPE_CHECKING:
@@ -123,11 +124,12 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
         self._row = row
         atexit.register(self.shutdown)
         logger.info(
-            "KV storage: kvcached, rank %d of engine %s: reserved %s, mapped %s",
+            "KV storage: kvcached, rank %d of engine %s: reserved %s, mapped %s; %s",
             plan.rank,
             plan.instance,
             format_size(sum(arena.size for arena in self._arenas)),
             format_size(self._rank.mapped_bytes),
+            provenance(),
         )
 
     # --- steps ---
