@@ -121,11 +121,10 @@ def test_the_need_counts_whole_pages_and_the_null_block() -> None:
 
 
 def test_pages_that_share_granules_count_all_that_they_can_touch() -> None:
-    # Two blocks of 10 KiB can touch six granules of 4 KiB; five pages of them are more than whole
-    # pages of 20 KiB, so a page size above is what needs least.
+    # Pages of 20 KiB touch up to two granules of 16 KiB, pages of 10 KiB as many: nothing is saved.
     need = geometry(block_bytes=((10 * KIB,),), page_size=20 * KIB, granularity=16 * KIB).need(0)
     assert (need.size, need.page) == (5 * 32 * KIB, 32 * KIB)
-    assert need.least_size <= need.size
+    assert (need.least_size, need.least_page_size) == (5 * 32 * KIB, 20 * KIB)
 
 
 def test_smaller_pages_are_advised_only_where_they_need_less() -> None:
