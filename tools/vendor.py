@@ -14,15 +14,15 @@ from upstream import (
     Pin,
     Refusal,
     Variant,
-    load_pin,
+    add_engine,
+    command_line,
     materialise,
     obtain_wheel,
+    run,
     stamp,
     uncommitted,
     verify,
 )
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def _guard(layout: Layout, made: dict[str, str] | None) -> None:
@@ -75,29 +75,25 @@ def check(layout: Layout, pin: Pin, variant: Variant) -> str:
     return f"{shown}: its pristine commit is {variant.package} {pin.version}, file by file"
 
 
+def _vendor(args: argparse.Namespace, layout: Layout, pin: Pin) -> None:
+    variant = pin.variant(args.variant)
+    if args.check:
+        print(check(layout, pin, variant))
+    else:
+        print(vendor(layout, pin, variant, args.wheel, args.force))
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="vendor.py", description=__doc__)
-    parser.add_argument("engine", help="a folder of vendored/, such as vllm")
+    parser = command_line("vendor.py", __doc__)
+    add_engine(parser)
     parser.add_argument("--variant", default="cpu", help="which of the pinned wheels (%(default)s)")
     parser.add_argument("--wheel", type=Path, help="use this file instead of asking pip for it")
     parser.add_argument("--check", action="store_true", help="verify the tree, change nothing")
     parser.add_argument("--force", action="store_true", help="overwrite the tree, edits and all")
-    parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.check and (args.force or args.wheel):
         parser.error("--check changes nothing: leave out --force and --wheel")
-    layout = Layout(args.root.resolve(), args.engine)
-    try:
-        pin = load_pin(layout)
-        variant = pin.variant(args.variant)
-        if args.check:
-            print(check(layout, pin, variant))
-        else:
-            print(vendor(layout, pin, variant, args.wheel, args.force))
-    except Refusal as refusal:
-        print(refusal, file=sys.stderr)
-        return 1
-    return 0
+    return run(args, _vendor)
 
 
 if __name__ == "__main__":

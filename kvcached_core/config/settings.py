@@ -1,4 +1,4 @@
-"""The settings of an engine's elastic storage: schema, defaults, checks.
+"""The settings of an engine's elastic storage: one table of keys, and how they are read.
 
 They come as a flat mapping (for vLLM: ``--kv-storage-config '{"capacity": "10GiB"}'``). Parsing
 opens nothing and touches no device, so it may run in any process, any number of times.
@@ -6,124 +6,143 @@ opens nothing and touches no device, so it may run in any process, any number of
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal, cast
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Literal
 
-from kvcached_core.config.sizes import parse_size
-
-Layout = Literal["block-major", "per-layer"]
-
-# Keys of records and segments become file names and fixed-size fields in shared memory.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+from kvcached_core.config import values
+from kvcached_core.config.values import Parser, SettingsError
 
 
-class SettingsError(ValueError):
-    """A setting is unknown or has a value that is not allowed. The text says which and why."""
+@dataclass(frozen=True)
+class Key:
+    """What a person must know of one key; `docs/configuration.md` is made from it."""
+
+    name: str
+    default: str
+    allowed: str
+    meaning: str
+
+
+def _key(default: Any, parser: Parser, meaning: str, *, shown: str | None = None) -> Any:
+    """A field of Settings; `shown` is the default in words, where Python's is None."""
+    if shown is None:
+        shown = f"`{parser.show(default)}`"
+    return field(default=default, metadata={"parser": parser, "meaning": meaning, "shown": shown})
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Sizes are bytes. See ``docs/configuration.md`` for the meaning of each key."""
+    """The table of all keys. Sizes are bytes."""
 
-    budget: str = "default"
-    """Engines that name the same budget share one device's memory."""
-    budget_dir: str | None = None
-    """Directory of the shared records; None: one per user in shared memory."""
-    capacity: int | None = None
-    """Memory that all members of the budget may map together; None: what the machine has."""
-    headroom: int = 0
-    """Bytes of the capacity that stay free whatever happens."""
-    limit: int | None = None
-    """Memory that this engine may map at most; None: the capacity."""
-    floor: int | None = None
-    """Memory that is never lent to others; None: one request of the greatest length."""
-    weight: int = 100
-    """Share of this engine when several are short, relative to the others'."""
-    page_size: int = 2 << 20
-    """Least memory mapped and given back at a time; rounded up to whole blocks and granules."""
-    reserve_pages: int = 2
-    """Empty pages kept ready, so that a step rarely waits for memory."""
-    reserve_wait_ms: int = 5
-    """How long a scheduling pass may wait for memory that is on its way."""
-    reclaim_wait_ms: int = 50
-    """How long a running request may wait for a neighbour to give up memory that it only caches."""
-    prefix_bound: int | None = None
-    """Bytes of pages that only the prefix cache holds; None: no bound, 0: no unused prefix kept."""
-    layout: Layout = "block-major"
-    """Whether a block's bytes of all layers lie together, or each layer has its own tensor."""
-    name: str | None = None
-    """Name of this engine among the budget's members; None: a unique one is made."""
+    budget: str = _key(
+        "default",
+        values.NAME,
+        "Engines that name the same budget share one device's memory. On CPU the device is "
+        "`host:NAME`.",
+    )
+    budget_dir: str | None = _key(
+        None,
+        values.PATH,
+        "Directory of the shared records (mode 0700). Containers that share a device must share "
+        "this directory.",
+        shown="`/dev/shm/kvcached-UID`",
+    )
+    capacity: int | None = _key(
+        None,
+        values.POSITIVE_SIZE,
+        "Memory that all members of the budget may map together; never more than MemAvailable and "
+        "the cgroup's limits allow. The first member makes the record; a later one that names "
+        "another capacity is refused while members live or start, one that names none takes the "
+        "record's.",
+        shown="what is available when the record is made",
+    )
+    headroom: int = _key(
+        0,
+        values.SIZE,
+        "Part of the capacity that stays free whatever happens; less than the capacity. All "
+        "members name the same, as for `capacity`.",
+    )
+    limit: int | None = _key(
+        None,
+        values.POSITIVE_SIZE,
+        "Memory that this engine may map at most; at most the capacity.",
+        shown="the capacity",
+    )
+    floor: int | None = _key(
+        None,
+        values.SIZE,
+        "Memory that is never lent to others; at most the limit. The floors of all live members "
+        "must fit the capacity together; otherwise the last one to start is refused. A floor below "
+        "the default lets more engines in, and lets two of them preempt each other when both need "
+        "more than is there.",
+        shown="one request of `max_model_len`, with the null block",
+    )
+    weight: int = _key(
+        100,
+        values.integer(1, 10_000),
+        "This engine's share when several must give memory back, relative to the others'.",
+    )
+    page_size: int = _key(
+        2 << 20,
+        values.POSITIVE_SIZE,
+        "Least memory mapped and given back at a time, over all layers; rounded up to whole "
+        "blocks, and further to whole granules of the driver where such a page takes at most twice "
+        "the memory that the smaller one can need. Where it would take more, pages share the "
+        "granules at their ends, and the log, limits and floors count every granule that a page "
+        "can touch. (The host driver's granules are 4 KiB: common blocks divide.)",
+    )
+    reserve_pages: int = _key(
+        2,
+        values.integer(0, 1024),
+        "Empty pages kept ready, so that a step rarely waits for memory. An idle engine trims down "
+        "to it.",
+    )
+    reserve_wait_ms: int = _key(
+        5,
+        values.integer(0, 1000),
+        "How long, in milliseconds, a scheduling pass may wait for memory on its way before it "
+        'answers "not now".',
+    )
+    reclaim_wait_ms: int = _key(
+        50,
+        values.integer(0, 1000),
+        "How long, in milliseconds, it may wait, when a running request would otherwise lose its "
+        "work, for memory that neighbours hold without using it.",
+    )
+    prefix_bound: int | None = _key(
+        None,
+        values.BOUND,
+        "Bytes of pages that only the prefix cache holds. `none`: no bound, and neighbours get "
+        "them when they need memory. `0B`: no unused prefix is kept. A bound below one page keeps "
+        "one page, and a warning says so.",
+        shown="`none`",
+    )
+    layout: Literal["block-major", "per-layer"] = _key(
+        "block-major",
+        values.choice("block-major", "per-layer"),
+        "`block-major`: a block's bytes of all layers lie together. `per-layer`: a tensor for each "
+        "layer.",
+    )
+    name: str | None = _key(
+        None,
+        values.NAME,
+        "Name of this engine among the members. Two live engines cannot share one; replicas of a "
+        "data-parallel engine are `name/dpN`.",
+        shown="a unique one",
+    )
 
 
-def _size(key: str, value: Any) -> int:
-    try:
-        return parse_size(value, key)
-    except ValueError as error:
-        raise SettingsError(str(error)) from None
+_PARSERS: dict[str, Parser] = {f.name: f.metadata["parser"] for f in fields(Settings)}
+assert all(f.default is not MISSING for f in fields(Settings))
 
 
-def _positive_size(key: str, value: Any) -> int:
-    size = _size(key, value)
-    if size == 0:
-        raise SettingsError(f"{key}: found {value!r}, needs more than 0 bytes, such as '10GiB'")
-    return size
-
-
-def _bound(key: str, value: Any) -> int | None:
-    return None if value == "none" else _size(key, value)
-
-
-def _integer(least: int, most: int) -> Callable[[str, Any], int]:
-    def parse(key: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise SettingsError(f"{key}: found {value!r}, allowed are {least} to {most}")
-        return int(value)
-
-    return parse
-
-
-def _name(key: str, value: Any) -> str:
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise SettingsError(
-            f"{key}: found {value!r}, allowed are 1 to 40 letters, digits, '.', '_' and '-', "
-            "the first a letter or digit"
-        )
-    return value
-
-
-def _path(key: str, value: Any) -> str:
-    if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
-        raise SettingsError(
-            f"{key}: found {value!r}, needs an absolute path of a directory, without a NUL"
-        )
-    return value
-
-
-def _layout(key: str, value: Any) -> Layout:
-    if value not in ("block-major", "per-layer"):
-        raise SettingsError(f"{key}: found {value!r}, allowed are 'block-major' and 'per-layer'")
-    return cast(Layout, value)
-
-
-_PARSERS: dict[str, Callable[[str, Any], Any]] = {
-    "budget": _name,
-    "budget_dir": _path,
-    "capacity": _positive_size,
-    "headroom": _size,
-    "limit": _positive_size,
-    "floor": _size,
-    "weight": _integer(1, 10_000),
-    "page_size": _positive_size,
-    "reserve_pages": _integer(0, 1024),
-    "reserve_wait_ms": _integer(0, 1000),
-    "reclaim_wait_ms": _integer(0, 1000),
-    "prefix_bound": _bound,
-    "layout": _layout,
-    "name": _name,
-}
-assert set(_PARSERS) == {field.name for field in fields(Settings)}
+def keys() -> list[Key]:
+    """Every key in the order of the table."""
+    return [
+        Key(f.name, f.metadata["shown"], f.metadata["parser"].allowed, f.metadata["meaning"])
+        for f in fields(Settings)
+    ]
 
 
 def parse_settings(given: Mapping[str, Any], source: str) -> Settings:
@@ -136,7 +155,7 @@ def parse_settings(given: Mapping[str, Any], source: str) -> Settings:
             f"{source}: unknown key {unknown[0]!r}; allowed are {', '.join(sorted(_PARSERS))}"
         )
     try:
-        parsed = {key: _PARSERS[key](key, value) for key, value in given.items()}
+        parsed = {key: _PARSERS[key].parse(key, value) for key, value in given.items()}
     except SettingsError as error:
         raise SettingsError(f"{source}: {error}") from None
     settings = Settings(**parsed)
@@ -157,3 +176,9 @@ def _check_together(settings: Settings, source: str) -> None:
                 f"{source}: {small} is {less} bytes, more than {large}, which is {more} bytes; "
                 f"lower {small} or raise {large}"
             )
+    if settings.headroom == settings.capacity:
+        raise SettingsError(
+            f"{source}: headroom is {settings.headroom} bytes, all of capacity, which is "
+            f"{settings.capacity} bytes: no KV cache could have memory; lower headroom or raise "
+            "capacity"
+        )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvcached_core.config import Settings, SettingsError, parse_settings
+from kvcached_core.config import Settings, SettingsError, keys, parse_settings
 
 
 def parse(**given: Any) -> Settings:
@@ -102,7 +102,6 @@ def test_what_is_no_mapping_is_refused(given: Any) -> None:
         ("limit", "capacity"),
         ("floor", "limit"),
         ("floor", "capacity"),
-        ("headroom", "capacity"),
     ],
 )
 def test_sizes_that_contradict_each_other_are_refused(small: str, large: str) -> None:
@@ -111,6 +110,26 @@ def test_sizes_that_contradict_each_other_are_refused(small: str, large: str) ->
         parse(**{small: 8193, large: 8192})
     text = str(refusal.value)
     assert "8193" in text and "8192" in text and f"lower {small} or raise {large}" in text
+
+
+@pytest.mark.parametrize("headroom", [8192, 8193])
+def test_a_headroom_that_leaves_nothing_is_refused(headroom: int) -> None:
+    parse(headroom=8191, capacity=8192)
+    parse(headroom=headroom)  # without a capacity, the machine's is known only at start
+    with pytest.raises(SettingsError) as refusal:
+        parse(headroom=headroom, capacity=8192)
+    text = str(refusal.value)
+    assert str(headroom) in text and "8192" in text and "lower headroom or raise capacity" in text
+
+
+def test_every_key_says_what_it_is() -> None:
+    described = {key.name: key for key in keys()}
+    assert list(described) == [field.name for field in fields(Settings)]
+    for key in described.values():
+        assert key.default and key.allowed and key.meaning.rstrip(")").endswith(".")
+    assert described["page_size"].default == "`2MiB`"
+    assert described["headroom"].default == "`0B`"
+    assert described["weight"].allowed == "1 to 10,000"
 
 
 def test_parsing_leaves_what_was_given_alone() -> None:

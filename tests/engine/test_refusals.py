@@ -16,6 +16,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 
 from kvcached_core.engines.vllm import support
 from kvcached_core.engines.vllm.backend import KvcachedBackend, settings_of
+from kvcached_core.provenance import vllm as provenance
 from support.tiny_model import make_tiny_llama
 
 pytestmark = [pytest.mark.engine]
@@ -242,6 +243,16 @@ def test_check_config_opens_nothing(configure: Configure, tmp_path: Path) -> Non
     folder = tmp_path / "budget"
     configure(kv_storage_config={"budget_dir": str(folder)})
     assert not folder.exists()
+
+
+def test_two_packages_over_each_other_are_refused(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure()
+    # Any package beside the fork will do for the other owner.
+    monkeypatch.setattr(provenance, "OWNERS", (*provenance.OWNERS, "torch"))
+    with pytest.raises(RuntimeError, match="pip uninstall -y kvcached-vllm-cpu torch"):
+        configure()
 
 
 # --- models ---

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
 import pickle
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,14 +20,19 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheTensor,
+    MambaSpec,
+    SlidingWindowSpec,
 )
 from vllm.v1.kv_storage import KVStorageUpdate, allocate_kv_tensor, kv_allocation_scope
 
 from engine.storage_pair import until
 from kvcached_core.budget import BudgetError, Segment, open_host_budget, remove_segment
 from kvcached_core.engines.vllm.backend import KvcachedBackend, settings_of
+from kvcached_core.engines.vllm.log import logger
 from kvcached_core.engines.vllm.plan import StoragePlan
+from kvcached_core.engines.vllm.planner import geometry_of, geometry_of_layers
 from kvcached_core.engines.vllm.worker_storage import KvcachedWorkerStorage
+from kvcached_core.provenance.vllm import provenance
 from kvcached_core.vmm import readable_bytes
 
 pytestmark = [pytest.mark.engine]
@@ -34,7 +42,6 @@ SPEC = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=32, dtype=torc
 BLOCK = SPEC.page_size_bytes  # 4 KiB: of one layer
 MIB = 1 << 20
 CPU = torch.device("cpu")
-REQUEST = 128 // 16 * BLOCK * LAYERS  # max_model_len is 128
 
 
 class Worker:
@@ -54,11 +61,14 @@ class Worker:
         }
         self.vllm_config: Any = SimpleNamespace(
             cache_config=SimpleNamespace(
+                kv_storage_backend="kvcached",
                 kv_storage_config=storage,
                 kv_cache_memory_bytes=cache,
                 num_gpu_blocks_override=num_blocks,
             ),
             model_config=SimpleNamespace(max_model_len=128, original_max_model_len=128),
+            scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
+            kv_transfer_config=None,
             parallel_config=SimpleNamespace(
                 decode_context_parallel_size=1,
                 prefill_context_parallel_size=1,
@@ -253,31 +263,77 @@ def test_a_length_fitted_to_the_answer_can_be_served(make: Make, layout: str, ke
     assert worker.make_plan().floor <= 1_000_000
 
 
-@pytest.mark.parametrize("key", ["capacity", "limit", "kv_cache_memory_bytes"])
-def test_less_than_one_request_is_refused_with_both_numbers(make: Make, key: str) -> None:
-    worker = make(**{key: REQUEST - 4096})
-    with pytest.raises(ValueError, match=r"max_model_len 128 needs 96KiB .*leaves 92KiB"):
-        worker.adjust()
+NAMED = {"kv_cache_memory_bytes": "--kv-cache-memory-bytes"}
 
 
-@pytest.mark.parametrize("key", ["capacity", "limit"])
-def test_room_for_a_request_but_not_for_its_pages_is_refused_by_the_plan(
-    make: Make, key: str
+@pytest.mark.parametrize("layout", ["per-layer", "block-major"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"capacity": "100KiB"},
+        {"limit": "100KiB"},
+        {"kv_cache_memory_bytes": 100 << 10},
+        {"capacity": "160KiB", "headroom": "60KiB"},
+    ],
+)
+def test_both_calls_refuse_too_little_room_alike(
+    make: Make, layout: str, given: dict[str, Any]
 ) -> None:
-    # 8 blocks and the null block need 3 pages of 4 blocks of 12 KiB.
-    worker = make(**{key: "100KiB"})
-    worker.adjust()
-    with pytest.raises(ValueError, match=r"needs 144KiB .*leaves 100KiB"):
-        worker.make_plan()
+    # 8 blocks and the null block are 108 KiB; in pages of 4 blocks of 12 KiB, 144.
+    worker = make(layout=layout, **given)
+    said = []
+    for call in (worker.adjust, worker.make_plan):
+        with pytest.raises(ValueError) as refusal:
+            call()
+        said.append(str(refusal.value))
+    assert said[0] == said[1]
+    assert "max_model_len 128 needs 144KiB" in said[0] and "room for 100KiB" in said[0]
+    key = list(given)[-1]
+    assert f": {NAMED.get(key, key)}" in said[0]
     # The name is free still.
-    again = make(capacity="144KiB", budget="other")
+    again = make(layout=layout, capacity="144KiB", budget="other")
     again.adjust()
     assert again.make_plan().floor == 144 << 10
 
 
-def test_headroom_counts_against_the_room(make: Make) -> None:
-    with pytest.raises(ValueError, match=r"needs 96KiB .*leaves 80KiB"):
-        make(capacity="100KiB", headroom="20KiB").adjust()
+@pytest.mark.parametrize("layout", ["per-layer", "block-major"])
+def test_both_calls_name_a_page_size_that_is_at_fault(make: Make, layout: str) -> None:
+    worker = make(layout=layout, limit="143KiB")
+    for call in (worker.adjust, worker.make_plan):
+        with pytest.raises(ValueError, match=r"room for 143KiB: page_size.*to 12KiB") as refusal:
+            call()
+        assert "limit" not in str(refusal.value)
+    fits = make(layout=layout, limit="143KiB", page_size="12KiB")
+    fits.adjust()
+    assert fits.make_plan().floor == 108 << 10
+
+
+def test_layers_of_two_kinds_count_as_the_plan_counts_them(make: Make) -> None:
+    worker = make(layout="per-layer")
+    window = SlidingWindowSpec(
+        block_size=16, num_kv_heads=1, head_size=32, dtype=torch.float32, sliding_window=32
+    )
+    layers = {"full0": SPEC, "full1": SPEC, "window0": window, "window1": window}
+    worker.vllm_config.max_in_flight_tokens = 64
+    settings = settings_of(worker.vllm_config)
+    early = geometry_of_layers(worker.vllm_config, settings, layers)
+    groups = [
+        KVCacheGroupSpec(["full0", "full1"], SPEC),
+        KVCacheGroupSpec(["window0", "window1"], window),
+    ]
+    tensors = [KVCacheTensor(40 * BLOCK, [f"full{i}", f"window{i}"]) for i in range(2)]
+    late = geometry_of(worker.vllm_config, settings, [KVCacheConfig(40, tensors, groups)])
+    assert early == late
+    assert early.block_bytes == ((BLOCK, BLOCK),) and early.request_blocks > 128 // 16
+
+
+def test_layers_that_are_not_served_are_refused_by_the_first_call(make: Make) -> None:
+    worker = make()
+    worker.specs = {
+        "ssm": MambaSpec(block_size=16, shapes=((64,),), dtypes=(torch.float32,))  # type: ignore
+    }
+    with pytest.raises(ValueError, match="MambaSpec"):
+        worker.adjust()
 
 
 @pytest.mark.parametrize(
@@ -307,6 +363,42 @@ def test_a_name_in_use_is_refused_and_two_engines_share_a_process(make: Make) ->
         make().start()
     two = make(name="two").start()
     assert len(open_host_budget(two.plan.budget_dir, "default", MIB).rows()) == 2
+
+
+# --- the start line ---
+
+
+def start_line(make: Make, caplog: pytest.LogCaptureFixture) -> str:
+    with caplog.at_level(logging.INFO, logger=logger.name):
+        make().start()
+    (line,) = [r.getMessage() for r in caplog.records if "rank 0 of engine" in r.getMessage()]
+    assert line.startswith("KV storage: kvcached, rank 0 of engine one: reserved ")
+    return line
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Any:
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    provenance.cache_clear()
+    yield caplog
+    provenance.cache_clear()
+
+
+def test_the_start_line_names_upstream_fork_and_series(make: Make, heard: Any) -> None:
+    stamp = importlib.import_module("vllm.v1.kv_storage._series")
+    assert start_line(make, heard).endswith(
+        f"; vllm {stamp.UPSTREAM}, kvcached-vllm-cpu {version('kvcached-vllm-cpu')}, "
+        f"series {stamp.SERIES_HASH[:12]}"
+    )
+
+
+def test_the_start_line_says_when_there_is_no_wheel(
+    make: Make, heard: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvcached_core.provenance.vllm._STAMP", "vllm.v1.kv_storage._absent")
+    assert start_line(make, heard).endswith(
+        "; series unknown (vllm runs from a tree, not from a wheel of ours)"
+    )
 
 
 # --- steps ---

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Callable
 from email.parser import Parser
 from pathlib import Path
 
 import pytest
-from fake_upstream import FILES, World, make_wheel, sha256
+from fake_upstream import FILES, REPOSITORY, World, make_wheel, sha256
 from repack.metadata import our_version
 from repack.notice import mark
+from series import series_hash
 from upstream import Layout, Pin, Refusal, load_pin
 from wheel.wheelfile import WheelFile
 
@@ -35,17 +38,37 @@ def built(patched: World, tmp_path: Path) -> zipfile.ZipFile:
     return zipfile.ZipFile(build(patched, tmp_path / "dist"))
 
 
-def test_two_builds_are_byte_identical(
-    patched: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = build(patched, tmp_path / "one")
-    # Another day, another root, another state of the tree.
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 1e6)
-    other = patched.copy_to(tmp_path / "other")
+def build_apart(world: World, out: Path, umask: int, **env: str) -> Path:
+    """Builds in a process of its own, as another person would."""
+    tool = REPOSITORY / "tools" / "build_wheel.py"
+    command = [sys.executable, str(tool), "--root", str(world.root), "fake", "--variant", "cpu"]
+    given = {k: v for k, v in os.environ.items() if k not in ("SOURCE_DATE_EPOCH", "TZ")}
+    done = subprocess.run(
+        [*command, "--out", str(out)],
+        env=given | env,
+        umask=umask,
+        cwd=out.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
+
+
+def test_two_builds_are_byte_identical(patched: World, tmp_path: Path) -> None:
+    one = build_apart(patched, tmp_path / "one", 0o022, TZ="UTC", PYTHONHASHSEED="1")
+    # Another root, person, zone and day; another state of the tree; every file made anew.
+    other = patched.copy_to(tmp_path / "far" / "other")
     other.git.raw("reset", "--hard", "--quiet", "pristine")
     other.write("fakeengine/junk.py", "not in the series\n")
-    two = build(other, tmp_path / "two")
+    for number, path in enumerate(sorted(other.root.rglob("*"))):
+        if path.is_file() and ".git" not in path.parts:
+            path.chmod(0o600)
+            os.utime(path, (1e9 + number, 1e9 + number))
+    time.sleep(2.1)  # a zip archive's clock ticks every two seconds
+    strange = {"TZ": "Asia/Kathmandu", "PYTHONHASHSEED": "2", "LC_ALL": "C", "HOME": "/nowhere"}
+    two = build_apart(other, tmp_path / "two", 0o077, **strange)
     assert one.name == two.name == NAME
     assert one.read_bytes() == two.read_bytes()
 
@@ -101,6 +124,8 @@ def test_metadata_is_ours_where_it_must_be(built: zipfile.ZipFile) -> None:
     assert about.get_all("Project-URL") == ["Homepage, https://example.org"]
     assert about["Maintainer-email"] is None
     assert not [key for key in about if key.lower().startswith("x-")]
+    series = json.loads(built.read(f"{INFO}/kvcached_series.json"))["series_sha256"]
+    assert f"\nSeries: {series}\n" in about.get_payload()
     assert "# The readme\n\nText: with a colon.\n" in about.get_payload()
     wheel = Parser().parsestr(built.read(f"{INFO}/WHEEL").decode())
     assert wheel.get_all("Tag") == ["py3-none-any"]
@@ -143,11 +168,60 @@ def test_build_says_which_series_it_carries(
     assert stamp["SERIES_HASH"] == about["series_sha256"]
     assert (stamp["UPSTREAM"], stamp["VARIANT"]) == ("1.0", "cpu")
     assert (stamp["DISTRIBUTION"], stamp["VERSION"]) == ("kvcached-fake-cpu", "1.0.post1")
-    path = patched.series / "0002-add-the-storage-interface.patch"
+    assert about["series_sha256"] == series_hash(*pinned(patched))
+
+
+def reword_a_patch(world: World) -> None:
+    path = world.series / "0002-add-the-storage-interface.patch"
     path.write_bytes(path.read_bytes().replace(b"needs something", b"needs a thing"))
-    with zipfile.ZipFile(build(patched, tmp_path / "again")) as archive:
-        again = json.loads(archive.read(f"{INFO}/kvcached_series.json"))
-    assert again["series_sha256"] != about["series_sha256"]
+
+
+def drop_a_patch(world: World) -> None:
+    path = world.series / "series"
+    path.write_text(path.read_text().splitlines(keepends=True)[0])
+
+
+def raise_the_revision(world: World) -> None:
+    world.pin["revision"] = 2
+    world.save_pin()
+
+
+def pin_another_wheel(world: World) -> None:
+    world.pin["variants"]["cuda"]["sha256"] = "0" * 64
+    world.save_pin()
+
+
+def ask_for_another_core(world: World) -> None:
+    world.pin["requires"] = ["kvcached-core>=0.2,<0.3"]
+    world.save_pin()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [reword_a_patch, drop_a_patch, raise_the_revision, pin_another_wheel, ask_for_another_core],
+)
+def test_the_series_hash_covers_the_pin_and_the_patches(
+    patched: World, change: Callable[[World], None]
+) -> None:
+    before = series_hash(*pinned(patched))
+    change(patched)
+    assert series_hash(*pinned(patched)) != before
+
+
+def test_the_series_hash_leaves_out_what_changes_no_wheel(patched: World, tmp_path: Path) -> None:
+    before = series_hash(*pinned(patched))
+    other = patched.copy_to(tmp_path / "elsewhere")
+    other.pin["budget"] = {"added": 7, "removed": 7}
+    other.save_pin()
+    (other.home / "upstream.yaml").open("a").write("# a comment\n")
+    (other.series / "notes.txt").write_text("not named by the series")
+    assert series_hash(*pinned(other)) == before
+
+
+def test_check_prints_the_series_hash(patched: World) -> None:
+    assert f"series {series_hash(*pinned(patched))[:12]}\n" in patched.run(
+        "patches", "check", "fake"
+    )
 
 
 def test_no_stamp_without_its_folder(vendored: World, tmp_path: Path) -> None:
@@ -277,4 +351,9 @@ def test_version_that_no_index_accepts_is_refused(
 
 def _pin(world: World) -> Pin:
     world.save_pin()
-    return load_pin(Layout(world.root, "fake"))
+    return pinned(world)[1]
+
+
+def pinned(world: World) -> tuple[Layout, Pin]:
+    layout = Layout(world.root, "fake")
+    return layout, load_pin(layout)

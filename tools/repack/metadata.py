@@ -68,8 +68,11 @@ def headers(text: str) -> tuple[list[tuple[str, str]], str]:
     return fields, body
 
 
-def metadata(text: str, pin: Pin, variant: Variant) -> str:
-    """Upstream's METADATA under our name: version, summary and requirements are ours."""
+def metadata(text: str, pin: Pin, variant: Variant, series_hash: str) -> str:
+    """Upstream's METADATA under our name: version, summary and requirements are ours.
+
+    The description says which series the build carries.
+    """
     fields, body = headers(text)
     who = identity(pin, variant)
     out: list[tuple[str, str]] = []
@@ -101,7 +104,8 @@ def metadata(text: str, pin: Pin, variant: Variant) -> str:
     out.append(("License-File", "NOTICE"))
     note = (
         f"This is a modified build of {pin.engine} {pin.version} ({pin.repository}); report its "
-        "faults to kvcached-forks, not upstream.\nThe text below is upstream's."
+        f"faults to kvcached-forks, not upstream.\nSeries: {series_hash}\n"
+        "The text below is upstream's."
     )
     return "".join(f"{key}: {value}\n" for key, value in out) + f"\n{note}\n\n{body}"
 

@@ -6,7 +6,7 @@ import re
 import zipfile
 from dataclasses import dataclass, replace
 
-from series import build_commits, read_blobs, read_files, read_series, scratch_repository
+from series import build_commits, read_blobs, read_series, scratch_repository
 from series import series_hash as hash_of
 from upstream import PRISTINE, Git, Layout, Pin, Refusal, Variant, blob_id, blobs
 
@@ -53,7 +53,7 @@ def overlay(layout: Layout, pin: Pin, tree: Git) -> Overlay:
         files[name] = (int(after[name][0][-3:], 8), ours)
     touched = [name for name in before if after.get(name) != before[name]]
     return Overlay(
-        series_hash=hash_of(read_files(layout, pin.version)),
+        series_hash=hash_of(layout, pin),
         files=files,
         pristine={name: before[name][1] for name in touched},
         folders=frozenset(part for name in after for part in _parents(name)),

@@ -133,7 +133,7 @@ def _dist_files(
     added = sorted({*laid.added, *stamp} - set(laid.changed))
     legal = notice(pin, laid.changed, added, laid.removed, theirs("licenses/NOTICE"))
     texts = {
-        "METADATA": metadata(theirs("METADATA"), pin, variant),
+        "METADATA": metadata(theirs("METADATA"), pin, variant, laid.series_hash),
         "WHEEL": wheel_file(theirs("WHEEL"), tags),
         "licenses/NOTICE": legal,
         "kvcached_series.json": json.dumps(about, indent=2) + "\n",

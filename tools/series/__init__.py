@@ -4,12 +4,14 @@ from .apply import apply, build_commits, unexported
 from .budget import Cost, costs, table
 from .check import Report, check
 from .export import export, patches_of
+from .identity import SHORT, series_hash
 from .patch import FileChange, Patch, changes, file_name, normalise_message, parse
 from .scratch import read_blobs, scratch_repository
 from .show import show
-from .store import read_files, read_names, read_series, render, series_hash, where, write
+from .store import read_files, read_names, read_series, render, where, write
 
 __all__ = [
+    "SHORT",
     "Cost",
     "FileChange",
     "Patch",

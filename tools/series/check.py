@@ -15,6 +15,7 @@ from .apply import build_commits, unexported
 from .budget import check_budget, costs, table
 from .duplicates import WINDOW, Text, find_copies, own_texts
 from .export import patches_of
+from .identity import SHORT, series_hash
 from .patch import NO_BLOB, FileChange, Patch, changes, check_message
 from .scratch import read_blobs, scratch_repository
 
@@ -173,4 +174,5 @@ def check(layout: Layout, pin: Pin, tree: Git, static_test: str | None = None) -
     if static_test is not None:
         report.run(lambda: checker.static_test(static_test))
     report.notes.append(table(costs(checker.found, checker.pristine), pin))
+    report.notes.append(f"series {series_hash(layout, pin)[:SHORT]}")
     return report

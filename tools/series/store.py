@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from upstream import Layout, Refusal
@@ -80,12 +79,3 @@ def write(layout: Layout, version: str, patches: list[Patch]) -> tuple[list[str]
             path.write_bytes(data)
             written.append(name)
     return written, stale
-
-
-def series_hash(files: dict[str, bytes]) -> str:
-    """One sha256 over the series: names and contents, in name order."""
-    digest = hashlib.sha256()
-    for name in sorted(files):
-        digest.update(f"{name}\0{len(files[name])}\0".encode())
-        digest.update(files[name])
-    return digest.hexdigest()

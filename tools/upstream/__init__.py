@@ -1,5 +1,6 @@
 """Pinned upstream releases: the pin, its wheel, and the tree made from it."""
 
+from .command import add_engine, command_line, report, run
 from .errors import Refusal
 from .fetch import check_wheel, obtain_wheel, sha256_of
 from .git import Git, GitError
@@ -24,14 +25,18 @@ __all__ = [
     "Pin",
     "Refusal",
     "Variant",
+    "add_engine",
     "blob_id",
     "blobs",
     "check_wheel",
+    "command_line",
     "is_compiled",
     "load_pin",
     "materialise",
     "obtain_wheel",
     "open_tree",
+    "report",
+    "run",
     "sha256_of",
     "stamp",
     "uncommitted",

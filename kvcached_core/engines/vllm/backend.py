@@ -12,6 +12,7 @@ from kvcached_core.engines.vllm import support
 from kvcached_core.engines.vllm.block_storage import KvcachedBlockStorage
 from kvcached_core.engines.vllm.planner import make_plans
 from kvcached_core.engines.vllm.worker_storage import KvcachedWorkerStorage
+from kvcached_core.provenance import vllm as provenance
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -33,6 +34,7 @@ class KvcachedBackend(KVStorageBackend):  # type: ignore[misc]
 
     @classmethod
     def check_config(cls, vllm_config: VllmConfig) -> None:
+        provenance.check()
         support.check_supported(vllm_config)
         if settings_of(vllm_config).name is None:
             # One identity, fixed by the first process that sees the configuration and passed on.

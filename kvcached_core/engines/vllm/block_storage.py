@@ -21,6 +21,7 @@ from kvcached_core.engines.vllm.plan import StoragePlan
 from kvcached_core.engines.vllm.queue import LedgerQueue
 from kvcached_core.engines.vllm.watcher import Watcher
 from kvcached_core.pool import GrowthPolicy, Ledger
+from kvcached_core.provenance.vllm import provenance
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -74,7 +75,7 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         atexit.register(self.shutdown)
         logger.info(
             "KV storage: kvcached, engine %s on budget %s: reserved %s in %d pages of %s "
-            "(%d blocks each), floor %s, limit %s, capacity %s",
+            "(%d blocks each), floor %s, limit %s, capacity %s; %s",
             self.plan.instance,
             self.plan.device,
             format_size(self.plan.reserved_bytes),
@@ -84,6 +85,7 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
             format_size(self.plan.floor),
             format_size(self.plan.limit),
             format_size(self.plan.capacity),
+            provenance(),
         )
         return LedgerQueue(pool.blocks, self.ledger)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from kvcached_core.config import Settings, format_size
+from kvcached_core.config import Settings
 from kvcached_core.vmm import HOST_GRANULARITY
 
 
@@ -97,22 +97,3 @@ def choose_blocks_per_page(
     ):
         return whole
     return smallest
-
-
-def pages_for_blocks(num_blocks: int, blocks_per_page: int) -> int:
-    """Pages that `num_blocks` blocks and the null block need at most, alone in an empty pool."""
-    return -(-(num_blocks + 1) // blocks_per_page)
-
-
-def check_room(need: int, capacity: int, limit: int, headroom: int, max_model_len: int) -> None:
-    """Raises ValueError with both numbers if one request of the greatest length cannot fit."""
-    room = min(limit, capacity - headroom)
-    if need <= room:
-        return
-    key = "limit" if limit < capacity - headroom else "capacity"
-    raise ValueError(
-        f"--kv-storage-config: one request of max_model_len {max_model_len} needs "
-        f"{format_size(need)} of KV cache (whole pages, null block included), but {key} leaves "
-        f"{format_size(room)}. Raise {key} to {format_size(need)} or more, or lower "
-        f"--max-model-len."
-    )

@@ -5,20 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_cache_groups
+
 from kvcached_core.budget import create_segment, default_directory, open_host_budget
 from kvcached_core.config import Settings
-from kvcached_core.engines.vllm.plan import (
-    StoragePlan,
-    check_room,
-    choose_blocks_per_page,
-    page_memory,
-    pages_for_blocks,
-)
+from kvcached_core.engines.vllm.geometry import Geometry
+from kvcached_core.engines.vllm.plan import StoragePlan
+from kvcached_core.engines.vllm.room import Room, check_room
+from kvcached_core.engines.vllm.support import check_groups
 from kvcached_core.vmm import HOST_GRANULARITY
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
 
 def make_plans(
@@ -29,25 +28,17 @@ def make_plans(
     capacity = open_host_budget(
         directory, settings.budget, settings.capacity, settings.headroom
     ).capacity()
-    limit = effective_limit(vllm_config, settings, capacity)
-    sizes = [block_bytes(config) for config in configs]
-    per_page = choose_blocks_per_page(sizes, settings.page_size, HOST_GRANULARITY)
-    need = pages_for_blocks(request_blocks(vllm_config, configs[0]), per_page)
+    room = room_of(vllm_config, settings, capacity)
+    geometry = geometry_of(vllm_config, settings, configs)
+    for rank in range(len(configs)):
+        check_room(geometry.need(rank), room, vllm_config.model_config.max_model_len)
     num_blocks = configs[0].num_blocks
-    pages = [
-        page_memory([per_page * size for size in tensors], HOST_GRANULARITY) for tensors in sizes
-    ]
-    for page in pages:
-        check_room(
-            need * page,
-            capacity,
-            limit,
-            settings.headroom,
-            vllm_config.model_config.max_model_len,
-        )
+    limit = room.limit_bytes
     # Last, since a failure after it would leave the name taken for this process's life.
     name = instance_name(vllm_config, settings)
-    segment = create_segment(directory, name, -(-num_blocks // per_page), len(configs))
+    segment = create_segment(
+        directory, name, -(-num_blocks // geometry.blocks_per_page), len(configs)
+    )
     return [
         StoragePlan(
             settings=settings,
@@ -59,12 +50,14 @@ def make_plans(
             capacity=capacity,
             segment=segment,
             num_blocks=num_blocks,
-            blocks_per_page=per_page,
+            blocks_per_page=geometry.blocks_per_page,
             block_bytes=tensors,
-            floor=floor_bytes(settings.floor, need, pages[rank], limit),
+            floor=floor_bytes(
+                settings.floor, geometry.request_pages, geometry.page_bytes(rank), limit
+            ),
             limit=limit,
         )
-        for rank, tensors in enumerate(sizes)
+        for rank, tensors in enumerate(geometry.block_bytes)
     ]
 
 
@@ -74,11 +67,31 @@ def floor_bytes(given: int | None, need: int, page_bytes: int, limit: int) -> in
     return min(pages * page_bytes, limit)
 
 
-def spec_page_bytes(settings: Settings, layer_bytes: list[int]) -> int:
-    """Bytes of a page before layers are grouped: never less than the planned one."""
-    tensors = [sum(layer_bytes)] if settings.layout == "block-major" else layer_bytes
-    per_page = choose_blocks_per_page([tensors], settings.page_size, HOST_GRANULARITY)
-    return page_memory([per_page * size for size in tensors], HOST_GRANULARITY)
+def geometry_of(
+    vllm_config: VllmConfig, settings: Settings, configs: list[KVCacheConfig]
+) -> Geometry:
+    """The pages of an engine whose ranks have these configurations."""
+    return Geometry(
+        block_bytes=tuple(block_bytes(config) for config in configs),
+        request_blocks=request_blocks(vllm_config, configs[0]),
+        page_size=settings.page_size,
+        granularity=HOST_GRANULARITY,
+    )
+
+
+def geometry_of_layers(
+    vllm_config: VllmConfig, settings: Settings, layers: dict[str, KVCacheSpec]
+) -> Geometry:
+    """The same for one rank before vLLM has planned, by the calls that it will plan with.
+
+    Raises ValueError for layers that are not served.
+    """
+    groups = get_kv_cache_groups(vllm_config, dict(layers))
+    # The number of blocks does not matter here: it must only not be zero.
+    some_blocks = sum(spec.page_size_bytes for spec in layers.values())
+    config = get_kv_cache_config_from_groups(vllm_config, groups, some_blocks)
+    check_groups([config])
+    return geometry_of(vllm_config, settings, [config])
 
 
 def directory_of(settings: Settings) -> Path:
@@ -86,10 +99,15 @@ def directory_of(settings: Settings) -> Path:
     return default_directory() if settings.budget_dir is None else Path(settings.budget_dir)
 
 
-def effective_limit(vllm_config: VllmConfig, settings: Settings, capacity: int) -> int:
-    """Bytes that this engine may map: the least of `limit`, --kv-cache-memory-bytes, capacity."""
-    given: list[int | None] = [settings.limit, vllm_config.cache_config.kv_cache_memory_bytes]
-    return min([capacity, *(size for size in given if size is not None)])
+def room_of(vllm_config: VllmConfig, settings: Settings, capacity: int) -> Room:
+    """What bounds this engine in a budget of `capacity` bytes."""
+    return Room(
+        capacity=capacity,
+        headroom=settings.headroom,
+        limit=settings.limit,
+        kv_cache_memory=vllm_config.cache_config.kv_cache_memory_bytes,
+        given_capacity=settings.capacity,
+    )
 
 
 def instance_name(vllm_config: VllmConfig, settings: Settings) -> str:

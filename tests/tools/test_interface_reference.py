@@ -1,0 +1,116 @@
+"""docs/interface.md names what the series' interface has, by the same signatures; links lead on."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from fake_upstream import REPOSITORY
+from series import read_names
+from upstream import Layout, load_pin
+
+SOURCE = "vllm/v1/kv_storage/interface.py"
+CLASSES = ("KVStorageBackend", "KVBlockStorage", "KVStorageUpdate", "KVWorkerStorage")
+PAGE = (REPOSITORY / "docs" / "interface.md").read_text()
+
+Entry = tuple[str, bool]  # signature, whether a backend must implement it
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The interface as the whole series leaves it."""
+    folder = tmp_path_factory.mktemp("interface")
+    layout = Layout(REPOSITORY, "vllm")
+    version = load_pin(layout).version
+    for name in read_names(layout, version):
+        patch = layout.series(version) / name
+        command = ["git", "apply", "--unidiff-zero", f"--include={SOURCE}", str(patch)]
+        subprocess.run(command, cwd=folder, check=True)
+    return (folder / SOURCE).read_text()
+
+
+def in_the_code(source: str) -> dict[str, list[Entry]]:
+    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    return {cls.name: list(filter(None, map(entry, cls.body))) for cls in classes}
+
+
+def entry(node: ast.stmt) -> Entry | None:
+    if isinstance(node, ast.AnnAssign):
+        return f"{ast.unparse(node.target)}: {bare(node.annotation)}", False
+    if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
+        return None
+    assert node.returns is not None
+    given = [f"{a.arg}: {bare(a.annotation)}" for a in node.args.args if a.annotation is not None]
+    must = any(ast.unparse(decorator) == "abstractmethod" for decorator in node.decorator_list)
+    return f"{node.name}({', '.join(given)}) -> {bare(node.returns)}", must
+
+
+def bare(annotation: ast.expr) -> str:
+    """An annotation without the quotes round names that are imported for types only."""
+    return ast.unparse(annotation).replace("'", "")
+
+
+def in_the_page(page: str) -> dict[str, list[Entry]]:
+    found: dict[str, list[Entry]] = {}
+    for section in re.split(r"(?m)^## ", page)[1:]:
+        title, *parts = re.split(r"(?m)^### ", section)
+        found[title.split("\n")[0]] = [
+            (part.split("`")[1], part.split("\n")[1].startswith("Required.")) for part in parts
+        ]
+    return found
+
+
+def test_the_page_is_what_the_interface_is(source: str) -> None:
+    code, page = in_the_code(source), in_the_page(PAGE)
+    assert tuple(page) == CLASSES and set(code) == set(CLASSES)
+    for name in CLASSES:
+        assert page[name] == code[name], name
+    assert sum(len(entries) for entries in page.values()) > 20
+
+
+def test_each_entry_says_who_where_when_and_what_can_go_wrong() -> None:
+    for part in re.split(r"(?m)^### ", PAGE)[1:]:
+        labels = re.findall(r"(?m)^\* (\w+): \S", part.split("\n## ")[0])
+        assert labels == ["Who", "Where", "When", "Errors"], part.split("\n")[0]
+
+
+def test_another_signature_or_method_is_noticed(source: str) -> None:
+    page = in_the_page(PAGE)
+    for old, new in [
+        ("num_blocks: int) -> bool", "count: int) -> bool"),
+        ("    def end_step(self)", "    def finish_step(self)"),
+        ("    @abstractmethod\n    def usage", "    def usage"),
+        ("    epoch: int\n", "    epoch: int\n    more: int\n"),
+    ]:
+        assert old in source
+        assert in_the_code(source.replace(old, new)) != page
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    pages = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"]
+    pages += sorted((REPOSITORY / "docs").glob("*.md"))
+    seen = 0
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            seen += 1
+            assert (page.parent / target).exists(), f"{page.name} -> {target}"
+    assert seen > 10
+    linked = (REPOSITORY / "README.md").read_text()
+    for page in (REPOSITORY / "docs").glob("*.md"):
+        assert f"(docs/{page.name})" in linked, f"README.md does not lead to docs/{page.name}"
+
+
+def test_paths_that_the_pages_name_are_there() -> None:
+    ignored = ("vendored/vllm/tree", "vendored/vllm/wheels", "dist/", "vllm/")
+    for page in (REPOSITORY / "docs").glob("*.md"):
+        for named in re.findall(r"`((?:[\w.-]+/)+[\w.*-]*)`", page.read_text()):
+            if named.startswith(ignored) or named.split("/")[0] not in top_level():
+                continue
+            assert list(REPOSITORY.glob(named.rstrip("/"))), f"{page.name}: {named}"
+
+
+def top_level() -> set[str]:
+    return {path.name for path in Path(REPOSITORY).iterdir() if path.is_dir()}
