@@ -57,6 +57,9 @@ class Memory:
         while not self._stopped.wait(self._period):
             self.peak = max(self.peak, memfd_bytes(os.getpid()))
 
+    def now(self) -> int:
+        return memfd_bytes(os.getpid())
+
     def settle(self, quiet: float = 1.0, deadline: float = 15.0) -> int:
         """The value once it has not changed for `quiet` seconds."""
         end = time.monotonic() + deadline

@@ -5,7 +5,8 @@
 The job: ``model``; ``engine``, arguments of LLM beside those below; ``count`` of requests;
 ``inside``, whether to record what the in-process shape shows (VLLM_ENABLE_V1_MULTIPROCESSING=0);
 ``mutant``, a kind of harm and the step before which it is done; ``neighbour``, what another member
-of the budget needs once the engine is idle; ``reset``, whether to drop the prefix cache at the end.
+of the budget needs once the engine is idle; ``rounds``, how often the workload is repeated;
+``bursts``, how many short bursts follow; ``reset``, whether to drop the prefix cache at the end.
 """
 
 from __future__ import annotations
@@ -65,6 +66,11 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         result["memory_after_neighbour"] = memory.settle()
         again = llm.generate(prompts, samplings, use_tqdm=False)
         result["tokens_again"] = [list(o.outputs[0].token_ids) for o in again]
+    if job.get("rounds"):
+        again = [llm.generate(prompts, samplings, use_tqdm=False) for _ in range(job["rounds"])]
+        result["tokens_again"] = [[list(o.outputs[0].token_ids) for o in r] for r in again]
+    if job.get("bursts"):
+        result["bursts"] = [_burst(llm, prompts, memory) for _ in range(job["bursts"])]
     if job.get("reset"):
         result["reset"] = llm.reset_prefix_cache()
         result["memory_after_reset"] = memory.settle()
@@ -76,6 +82,16 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if mutant is not None:
         result["owners"] = mutant.owners
     return result
+
+
+def _burst(llm: Any, prompts: list[Any], memory: observe.Memory) -> list[int]:
+    """Twelve short requests; bytes held while they ran, and once they rest."""
+    from vllm import SamplingParams
+
+    memory.peak = 0
+    short = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    llm.generate(prompts[:12], short, use_tqdm=False)
+    return [max(memory.peak, memory.now()), memory.settle(quiet=0.15)]
 
 
 def main() -> None:

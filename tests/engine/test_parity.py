@@ -103,9 +103,16 @@ def test_kv_cache_events_tell_the_truth(tight: Run) -> None:
 
 
 def test_no_prefix_is_kept_under_a_bound_of_nothing(engines: Engines, upstream: Run) -> None:
-    run = engines.elastic("bound0", {"prefix_bound": "0B"})
+    run = engines.elastic("bound0", {"prefix_bound": "0B"}, bursts=100)
     assert run["tokens"] == upstream["tokens"]
     assert run["memory_after_run"] <= 4 * PAGE + PAGE
+
+
+def test_a_hundred_bursts_end_at_one_mark(engines: Engines) -> None:
+    bursts = engines.elastic("bound0", {"prefix_bound": "0B"}, bursts=100)["bursts"]
+    assert len(bursts) == 100
+    assert {after for _, after in bursts} == {3 * PAGE}  # the null page and the reserve
+    assert all(peak > 3 * PAGE for peak, _ in bursts)
 
 
 def test_an_unmapped_live_page_kills_the_engine(engines: Engines) -> None:
