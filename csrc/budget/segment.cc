@@ -6,6 +6,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "budget/fork_count.h"
 #include "budget/futex.h"
 #include "budget/segment_layout.h"
 
@@ -21,6 +22,7 @@ bool passed(std::uint32_t done, std::uint32_t sequence) {
 
 Segment::Segment(std::string path, void* base, std::size_t size)
     : pid_(getpid()),
+      fork_count_(fork_count()),
       path_(std::move(path)),
       base_(base),
       size_(size),
@@ -57,9 +59,10 @@ RecorderRing& Segment::recorder(std::uint32_t writer) const {
 }
 
 void Segment::check_process() const {
-  if (const pid_t now = getpid(); now != pid_)
-    throw std::logic_error(path_ + ": opened by process " + std::to_string(pid_) +
-                           ", used in its child " + std::to_string(now) + ": open it again there");
+  if (fork_count() == fork_count_) return;
+  throw std::logic_error(path_ + ": opened by process " + std::to_string(pid_) +
+                         ", used in its child " + std::to_string(getpid()) +
+                         ": open it again there");
 }
 
 void Segment::request(const std::vector<std::int32_t>& pages) {

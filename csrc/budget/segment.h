@@ -136,6 +136,7 @@ class Segment {
   RecorderRing& recorder(std::uint32_t writer) const;  // 0: the scheduler half, 1 + n: rank n
 
   const pid_t pid_;
+  const unsigned fork_count_;
   std::string path_;
   void* base_;
   std::size_t size_;

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,10 @@ while True:
 """
 
 
+def overflowed(path: str) -> bool:
+    return any(t["sequence"] > RECORDS for t in read_segment(path)["transitions"])
+
+
 def test_a_kill_tears_at_most_the_record_being_written(tmp_path: Path) -> None:
     for turn in range(8):
         path = str(tmp_path / f"{turn}.segment")
@@ -175,7 +180,8 @@ def test_a_kill_tears_at_most_the_record_being_written(tmp_path: Path) -> None:
             assert process.stdout is not None
             assert select.select([process.stdout], [], [], PATIENCE_S)[0], "no answer"
             assert process.stdout.readline() == b"ready\n"
-            time.sleep(0.003 + turn / 4_000)
+            eventually(partial(overflowed, path), "the ring is full")
+            time.sleep(turn / 4_000)
             process.send_signal(signal.SIGKILL)
         report = read_segment(path)
         assert report["pid"] == process.pid

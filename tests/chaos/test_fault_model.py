@@ -75,7 +75,8 @@ class FaultMachine(RuleBasedStateMachine):
         if not PLACE:
             PLACE.append(Place())
         self.place = PLACE[0]
-        assert self.place.budget.rows() == []
+        if self.place.budget.rows():  # of an example that failed
+            self.place.renew()
         self.alive: dict[str, Engine] = {}
         self.closed: list[Engine] = []
         for name in NAMES:
