@@ -1,7 +1,7 @@
 """The native module. The contracts are in csrc's headers; sizes are bytes."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Literal, Protocol, TypedDict, TypeVar, final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypedDict, TypeVar, final
 
 # csrc/vmm/{driver,arena,granules,faulty_driver,probe}.h
 
@@ -142,11 +142,12 @@ def machine_free_bytes(proc: str = "/proc") -> int:
 
 _PageState = Literal["virtual", "preparing", "owned", "retiring", "quarantined"]
 _BlockState = Literal["null", "used", "cached", "free"]
-_Block = TypeVar("_Block")
 
 class _HasBlockId(Protocol):
     @property
     def block_id(self) -> int: ...
+
+_Block = TypeVar("_Block", bound=_HasBlockId)
 
 class Ledger:
     """The state of every block and page of one pool, and the choice of what is handed out.
@@ -162,17 +163,15 @@ class Ledger:
     @property
     def blocks_per_page(self) -> int: ...
 
-    # blocks
+    # blocks; ids in an array of int32 (array('i'), numpy) are read without a Python object each
     def pop(self, n: int) -> list[int]:
         """Hand out n <= available() blocks: free ones by best fit, then the oldest cached ones."""
+    def pop_into(self, out: Any) -> None:
+        """As pop(len(out)), written to a writable array of int32."""
     def push_free(self, ids: Iterable[int]) -> None:
         """Used -> free: the content is dead."""
     def push_cached(self, ids: Iterable[int]) -> None:
         """Used -> cached, the last one being the most recently used."""
-    def pop_blocks(self, blocks: list[_Block], n: int) -> list[_Block]:
-        """As pop(), giving blocks[id] for each id; the list holds all num_blocks blocks."""
-    def push_free_blocks(self, objs: Iterable[_HasBlockId]) -> None: ...
-    def push_cached_blocks(self, objs: Iterable[_HasBlockId]) -> None: ...
     def take(self, block: int) -> None:
         """Cached or free, on an owned page -> used: a prefix hit."""
     def uncache(self, ids: Iterable[int]) -> None:
@@ -200,7 +199,9 @@ class Ledger:
     def victims_for_pages(self, n_pages: int) -> list[int]:
         """The cached blocks to evict so that up to n_pages more pages become empty."""
     def victims_over_bound(self, max_pages: int) -> list[int]:
-        """The same for as many pages as cached_only_pages() exceeds max_pages."""
+        """The same for as many pages as cached_only_pages() exceeds max_pages; 0: all cached."""
+    def is_over_bound(self, max_pages: int) -> bool:
+        """Whether victims_over_bound() gives any; O(1)."""
 
     # counts and views
     def num_pages(self) -> int: ...
@@ -225,6 +226,33 @@ class Ledger:
         """What pop(available()) would return, in that order."""
     def check_integrity(self) -> None:
         """Recompute everything; RuntimeError with the values of the first mismatch."""
+
+class BlockQueue(Generic[_Block]):
+    """The engine's free queue over a ledger, in the engine's own block objects.
+
+    `blocks[i]` has block_id i; there are as many as the ledger has. An id that cannot be popped or
+    given back is a ValueError and changes nothing.
+    """
+
+    def __init__(
+        self,
+        blocks: list[_Block],
+        ledger: Ledger,
+        before_evict: Callable[[int], object] | None = None,
+    ) -> None:
+        """`before_evict(n)` is called when n blocks are popped and fewer are free, so that cached
+        ones would go; it may add free ones."""
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that nobody references, with memory or without."""
+    def popleft_n(self, n: int, /) -> list[_Block]:
+        """`n` blocks, in the order of Ledger.pop()."""
+    def append_n(self, blocks: Iterable[_Block], /) -> None:
+        """Used -> cached, the last one being the most recently used."""
+    def prepend_n(self, blocks: Iterable[_Block], /) -> None:
+        """Used -> free: the content is dead."""
+    def remove(self, block: _Block, /) -> None:
+        """A prefix hit: the block is in use from now on."""
 
 # csrc/budget/budget.h; deadlines are milliseconds
 

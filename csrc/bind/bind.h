@@ -8,6 +8,7 @@ namespace kvcached {
 
 void bind_vmm(pybind11::module_& m);
 void bind_pool(pybind11::module_& m);
+void bind_block_queue(pybind11::module_& m);
 void bind_budget(pybind11::module_& m);
 
 }  // namespace kvcached

@@ -1,12 +1,13 @@
-// _native.Ledger. The conversions are by hand: the calls that take and give lists of ids, and of
-// the engine's block objects, are on the path of every step.
+// _native.Ledger.
 #include <pybind11/pybind11.h>
 
-#include <limits>
+#include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
 #include "bind/bind.h"
+#include "bind/ids.h"
 #include "pool/ledger.h"
 
 namespace py = pybind11;
@@ -20,71 +21,44 @@ using pool::Ids;
 using pool::Ledger;
 using pool::PageState;
 
-Id to_id(PyObject* number) {
-  const long value = PyLong_AsLong(number);
-  if (value == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
-  if (value < std::numeric_limits<Id>::min() || value > std::numeric_limits<Id>::max()) {
-    throw std::invalid_argument("id " + std::to_string(value) + " is not a 32-bit integer");
+// A view of `array` if it holds C ints in a row, such as array('i') or numpy's int32; else empty.
+class IntBuffer {
+ public:
+  IntBuffer(const py::object& array, int flags) {
+    if (PyObject_CheckBuffer(array.ptr()) == 0) return;
+    held_ = PyObject_GetBuffer(array.ptr(), &view_, PyBUF_FORMAT | PyBUF_ND | flags) == 0;
+    if (!held_) PyErr_Clear();
+    ints_ = held_ && view_.ndim == 1 && view_.itemsize == sizeof(Id) && view_.format != nullptr &&
+            std::strcmp(view_.format, "i") == 0;
   }
-  return static_cast<Id>(value);
+  IntBuffer(const IntBuffer&) = delete;
+  IntBuffer& operator=(const IntBuffer&) = delete;
+  ~IntBuffer() {
+    if (held_) PyBuffer_Release(&view_);
+  }
+  explicit operator bool() const { return ints_; }
+  Id* begin() const { return static_cast<Id*>(view_.buf); }
+  Id* end() const { return begin() + view_.shape[0]; }
+
+ private:
+  Py_buffer view_{};
+  bool held_ = false, ints_ = false;
+};
+
+Ids ids_of_numbers(const py::object& numbers) {
+  if (const IntBuffer ints{numbers, 0}) return Ids(ints.begin(), ints.end());
+  return ids_from(numbers, to_id);
 }
 
-// Calls `id_of` on each item of any iterable; lists and tuples are not copied. `id_of` may run
-// Python code, which may shorten the list: so the size is read anew and each item is held.
-template <typename IdOf>
-Ids ids_from(const py::object& items, IdOf id_of) {
-  const auto fast = py::reinterpret_steal<py::object>(
-      PySequence_Fast(items.ptr(), "expected a list, or another iterable, of ids or blocks"));
-  if (!fast) throw py::error_already_set();
-  Ids ids;
-  ids.reserve(static_cast<std::size_t>(PySequence_Fast_GET_SIZE(fast.ptr())));
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(fast.ptr()); ++i) {
-    const auto item = py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(fast.ptr(), i));
-    ids.push_back(id_of(item.ptr()));
-  }
-  return ids;
-}
-
-Ids ids_of_numbers(const py::object& numbers) { return ids_from(numbers, to_id); }
-
-Ids ids_of_blocks(const py::object& blocks) {
-  // Interned and kept for the life of the process, so that the look-up compares pointers.
-  static PyObject* const block_id = PyUnicode_InternFromString("block_id");
-  return ids_from(blocks, [](PyObject* block) {
-    const auto number = py::reinterpret_steal<py::object>(PyObject_GetAttr(block, block_id));
-    if (!number) throw py::error_already_set();
-    return to_id(number.ptr());
-  });
-}
-
-// A list of make(id), which gives a new reference or null with an error set.
-template <typename Make>
-py::list list_of(const Ids& ids, Make make) {
-  auto out = py::reinterpret_steal<py::list>(PyList_New(static_cast<Py_ssize_t>(ids.size())));
-  if (!out) throw py::error_already_set();
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    PyObject* const item = make(ids[i]);
-    if (item == nullptr) throw py::error_already_set();
-    PyList_SET_ITEM(out.ptr(), static_cast<Py_ssize_t>(i), item);
-  }
-  return out;
+void pop_into(Ledger& ledger, const py::object& out) {
+  const IntBuffer ints{out, PyBUF_WRITABLE};
+  if (!ints) throw py::type_error("pop_into: out must be a writable array of int32, in a row");
+  const Ids ids = ledger.pop(ints.end() - ints.begin());
+  std::copy(ids.begin(), ids.end(), ints.begin());
 }
 
 py::list numbers(const Ids& ids) {
   return list_of(ids, [](Id id) { return PyLong_FromLong(id); });
-}
-
-py::list pop_blocks(Ledger& ledger, const py::list& blocks, std::int64_t n) {
-  if (PyList_GET_SIZE(blocks.ptr()) != ledger.num_blocks()) {
-    throw std::invalid_argument("pop_blocks: the list has " +
-                                std::to_string(PyList_GET_SIZE(blocks.ptr())) +
-                                " blocks, the ledger " + std::to_string(ledger.num_blocks()));
-  }
-  return list_of(ledger.pop(n), [&blocks](Id id) {
-    PyObject* const block = PyList_GET_ITEM(blocks.ptr(), id);
-    Py_INCREF(block);
-    return block;
-  });
 }
 
 PageState page_state_named(const std::string& wanted) {
@@ -107,13 +81,7 @@ void bind_blocks(py::class_<Ledger>& c) {
       .def(
           "push_cached", [](Ledger& l, O ids) { l.push_cached(ids_of_numbers(ids)); },
           py::arg("ids"))
-      .def("pop_blocks", &pop_blocks, py::arg("blocks"), py::arg("n"))
-      .def(
-          "push_free_blocks", [](Ledger& l, O objs) { l.push_free(ids_of_blocks(objs)); },
-          py::arg("objs"))
-      .def(
-          "push_cached_blocks", [](Ledger& l, O objs) { l.push_cached(ids_of_blocks(objs)); },
-          py::arg("objs"))
+      .def("pop_into", &pop_into, py::arg("out"))
       .def("take", &Ledger::take, py::arg("block"))
       .def(
           "uncache", [](Ledger& l, O ids) { l.uncache(ids_of_numbers(ids)); }, py::arg("ids"))
@@ -147,7 +115,8 @@ void bind_pages(py::class_<Ledger>& c) {
       .def(
           "victims_over_bound",
           [](const Ledger& l, std::int64_t n) { return numbers(l.victims_over_bound(n)); },
-          py::arg("max_pages"));
+          py::arg("max_pages"))
+      .def("is_over_bound", &Ledger::is_over_bound, py::arg("max_pages"));
 }
 
 void bind_views(py::class_<Ledger>& c) {

@@ -54,9 +54,11 @@ class Ledger {
   Ledger& operator=(const Ledger&) = delete;
 
   // ---- blocks. O(1) a block.
-  // Hands out n <= available() blocks, in this order: free ones of the owned page with the fewest
-  // free blocks (then the lowest page id, then the lowest block id), until none is free; then
-  // cached ones, least recently used first. The engine drops the hash of a cached one by itself.
+  // Hands out n <= available() blocks, in this order: free ones of owned pages that have a used
+  // block, since these cannot be given back anyway; then of pages that only the cache holds; of
+  // either kind the page with the fewest free blocks first. Then empty pages. Ties go to the lowest
+  // page id, and in a page to the lowest block id. When none is free: cached ones, least recently
+  // used first. The engine drops the hash of a cached one by itself.
   Ids pop(std::int64_t n);
   void push_free(const Ids& ids);    // used -> free
   void push_cached(const Ids& ids);  // used -> cached; the last id is the most recently used
@@ -80,8 +82,10 @@ class Ledger {
   // page with the fewest cached blocks first, then the one whose latest cached block is the least
   // recent. Changes nothing: the engine evicts, which comes back as uncache(). O(num_blocks).
   Ids victims_for_pages(std::int64_t n_pages) const;
-  // The same for as many pages as cached_only_pages() exceeds max_pages; O(1) if it does not.
+  // The same for as many pages as cached_only_pages() exceeds max_pages; O(1) if it does not. For
+  // max_pages 0 every cached block, also one beside used blocks: nothing unreferenced is kept.
   Ids victims_over_bound(std::int64_t max_pages) const;
+  bool is_over_bound(std::int64_t max_pages) const;  // whether that gives any; O(1)
 
   // ---- first use
   // The pages that had a block handed out (pop, take) for the first time since they became owned;
@@ -121,10 +125,11 @@ class Ledger {
   std::int64_t begin_of(Id page) const { return std::int64_t{page} * blocks_per_page_; }
   std::int64_t end_of(Id page) const;
   Id room(Id page) const;                         // its free blocks
-  std::int64_t room_key(Id page, Id room) const;  // its place in by_room_
+  std::int64_t room_key(Id page, Id room) const;  // its place in by_room_: the order of pop()
   void index(Id page);                            // enters an owned page into counts and sets
   void unindex(Id page);                          // the reverse, before its blocks change
   void note_use(Id page);
+  Ids lru_ids() const;  // cached blocks, least recently used first
 
   void check_block(const char* call, Id block) const;
   void check_page(const char* call, Id page) const;
@@ -145,7 +150,7 @@ class Ledger {
 
   std::vector<PageState> page_state_;
   std::vector<Id> used_, cached_;  // blocks of each page, the null block not counted
-  BitSet by_room_;                 // room_key() of owned pages with room: the least is the best fit
+  BitSet by_room_;                 // room_key() of owned pages with room: the least comes first
   BitSet empty_;                   // owned pages that may retire
   BitSet virtual_;
   BitSet first_used_;           // pages to be told by take_first_used()

@@ -1,10 +1,9 @@
 // The ledger's questions that change nothing.
 #include <algorithm>
-#include <stdexcept>
-#include <string>
 #include <tuple>
 
 #include "pool/ledger.h"
+#include "pool/refuse.h"
 
 namespace kvcached::pool {
 
@@ -36,7 +35,7 @@ Ids Ledger::pages_of(const Ids& blocks) const {
   return out;
 }
 
-// A page stays the best fit until it is full, so pages leave by_room_ in its own order.
+// A page stays the first until it is full, so pages leave by_room_ in its own order.
 Ids Ledger::free_ids() const {
   Ids out;
   out.reserve(at(available()));
@@ -52,10 +51,7 @@ Ids Ledger::free_ids() const {
 }
 
 Ids Ledger::victims_for_pages(std::int64_t n_pages) const {
-  if (n_pages < 0) {
-    throw std::invalid_argument("victims_for_pages: n_pages is " + std::to_string(n_pages) +
-                                ", must be >= 0");
-  }
+  check_count("victims_for_pages", "n_pages", n_pages);
   const auto n = std::min(n_pages, std::int64_t{cached_only_pages_});
   if (n == 0) return {};
   std::vector<std::tuple<Id, std::uint64_t, Id>> pages;  // cached blocks, latest stamp, page
@@ -81,12 +77,22 @@ Ids Ledger::victims_for_pages(std::int64_t n_pages) const {
   return out;
 }
 
+bool Ledger::is_over_bound(std::int64_t max_pages) const {
+  check_count("is_over_bound", "max_pages", max_pages);
+  return max_pages == 0 ? num_cached_ > 0 : cached_only_pages_ > max_pages;
+}
+
 Ids Ledger::victims_over_bound(std::int64_t max_pages) const {
-  if (max_pages < 0) {
-    throw std::invalid_argument("victims_over_bound: max_pages is " + std::to_string(max_pages) +
-                                ", must be >= 0");
-  }
+  check_count("victims_over_bound", "max_pages", max_pages);
+  if (max_pages == 0) return lru_ids();
   return victims_for_pages(std::max<std::int64_t>(0, cached_only_pages_ - max_pages));
+}
+
+Ids Ledger::lru_ids() const {
+  Ids out;
+  out.reserve(at(num_cached_));
+  for (Id b = lru_.front(); b != lru_.end(); b = lru_.next(b)) out.push_back(b);
+  return out;
 }
 
 }  // namespace kvcached::pool

@@ -44,10 +44,16 @@ class Model:
     # ---- blocks
 
     def best_fit(self) -> int:
-        """The free block to hand out next: of the page with the fewest, the lowest."""
-        room = [(len(self.members(p, "free")), p) for p in self.pages_in("owned")]
-        _, page = min((free, p) for free, p in room if free > 0)
-        return min(self.members(page, "free"))
+        """The free block to hand out next: pages that cannot be given back come first, empty ones
+        last; then of the page with the fewest, the lowest."""
+
+        def cost(page: int) -> tuple[int, int, int]:
+            if page in self.empty_pages():
+                return 2, 0, page
+            return int(page in self.unused_pages()), len(self.members(page, "free")), page
+
+        with_room = [p for p in self.pages_in("owned") if self.members(p, "free")]
+        return min(self.members(min(with_room, key=cost), "free"))
 
     def pop(self, n: int) -> list[int]:
         out = []
@@ -89,6 +95,11 @@ class Model:
 
         pages = sorted(self.cached_only_pages(), key=cost)[:n]
         return [b for p in pages for b in self.members(p, "cached")]
+
+    def victims_over_bound(self, pages: int) -> list[int]:
+        if pages == 0:
+            return list(self.lru)
+        return self.victims(max(0, len(self.cached_only_pages()) - pages))
 
     # ---- pages
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from random import Random
 
 import pytest
@@ -11,11 +11,6 @@ import pytest
 from kvcached_core.pool import Ledger
 
 PAGE_STATES = ("virtual", "preparing", "owned", "retiring", "quarantined")
-
-
-@dataclass
-class Block:
-    block_id: int
 
 
 def snapshot(ledger: Ledger) -> object:
@@ -127,15 +122,36 @@ def test_pop_prefers_a_part_filled_page_to_an_empty_one() -> None:
     assert ledger.empty_pages() == 2
 
 
+def test_pop_spares_pages_that_could_be_given_back() -> None:
+    """A page with a used block goes before one that only the cache holds, however full that is."""
+    ledger = owning(20, 4, 5)
+    pop_exactly(ledger, [1, 2, 3, 4, 8, 9, 10, 12, 13])  # of page 4 none: it is empty
+    ledger.push_cached([8, 9, 10, 12])
+    # page 1 has one used block; page 2 is cached but for 11; page 3 has a used and a cached one
+    assert ledger.pop(2) == [14, 15]
+    assert ledger.pop(3) == [5, 6, 7]
+    assert ledger.cached_only_pages() == 1
+    assert ledger.pop(2) == [11, 16]
+    ledger.check_integrity()
+
+
 def test_a_partial_last_page_counts_by_its_free_blocks() -> None:
     ledger = owning(10, 4, 3)  # page 2 holds 8 and 9
-    assert ledger.pop(4) == [8, 9, 1, 2]  # two free are fewer than three, also if none is used
-    assert ledger.pop(5) == [3, 4, 5, 6, 7]
+    pop_exactly(ledger, [4, 8])
+    assert ledger.pop(4) == [9, 1, 2, 3]  # one free is fewer than three
+    assert ledger.pop(3) == [5, 6, 7]
     ledger.push_free([8, 9])
     assert ledger.empty_pages() == 1
     assert ledger.retire_empty(2) == [2]
     assert ledger.num_free() == 0
     ledger.check_integrity()
+
+
+def test_of_empty_pages_the_lowest_is_used_first() -> None:
+    ledger = owning(10, 4, 3)
+    assert ledger.pop(4) == [1, 2, 3, 4]
+    ledger.push_free([4])
+    assert ledger.pop(1) == [4]  # and not of page 2, which has fewer
 
 
 def test_pop_takes_cached_blocks_last_and_oldest_first() -> None:
@@ -272,54 +288,33 @@ def test_reset_cached(mixed: Ledger) -> None:
     assert mixed.state_of(2) == "free"
 
 
-def test_block_objects() -> None:
+def test_ids_in_arrays_of_int32() -> None:
     ledger = owning(8, 4, 2)
-    blocks = [Block(i) for i in range(8)]
-    out = ledger.pop_blocks(blocks, 5)
-    assert [b.block_id for b in out] == [1, 2, 3, 4, 5]
-    assert all(b is blocks[b.block_id] for b in out)
-    ledger.push_free_blocks(out[:2])
-    ledger.push_cached_blocks(iter(out[:1:-1]))
-    assert ledger.free_ids() == [1, 2, 6, 7, 5, 4, 3]
-    assert ledger.pop_blocks(blocks, 0) == []
+    out = array("i", bytes(4 * 5))
+    ledger.pop_into(out)
+    assert list(out) == [1, 2, 3, 4, 5]
+    ledger.push_free(out[:2])
+    ledger.push_cached(memoryview(out)[2:])
+    assert ledger.free_ids() == [1, 2, 6, 7, 3, 4, 5]
+    ledger.pop(7)
+    ledger.push_free(array("q", [1, 2]))  # another type is read item by item
+    ledger.push_free(memoryview(array("i", [3, 0, 4, 0]))[::2])
+    assert ledger.num_free() == 4
     ledger.check_integrity()
 
 
-def test_block_objects_that_do_not_fit_change_nothing() -> None:
+def test_arrays_that_do_not_fit_change_nothing() -> None:
     ledger = owning(8, 4, 2)
-    blocks = [Block(i) for i in range(8)]
-    used = ledger.pop_blocks(blocks, 3)
+    ledger.pop(4)
     before = snapshot(ledger)
-    with pytest.raises(ValueError, match="the list has 7 blocks, the ledger 8"):
-        ledger.pop_blocks(blocks[1:], 1)
-    with pytest.raises(ValueError, match="5 blocks asked for, 4 available"):
-        ledger.pop_blocks(blocks, 5)
-    for push in (ledger.push_free_blocks, ledger.push_cached_blocks):
-        with pytest.raises(AttributeError, match="block_id"):
-            push([*used, object()])
-        with pytest.raises(TypeError):
-            push([*used, Block("1")])  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="block 2 is"):
-            push([*used, blocks[2]])
+    for out in ([0], array("q", [0]), memoryview(array("i", [0])).toreadonly(), b"1234"):
+        with pytest.raises(TypeError, match="writable array of int32"):
+            ledger.pop_into(out)
+    with pytest.raises(ValueError, match="4 blocks asked for, 3 available"):
+        ledger.pop_into(array("i", [0, 0, 0, 0]))
+    with pytest.raises(ValueError, match="block 5 is free"):
+        ledger.push_free(array("i", [1, 5]))
     assert snapshot(ledger) == before
-    ledger.check_integrity()
-
-
-def test_a_block_that_shortens_the_list_while_it_is_read() -> None:
-    """Reading block_id may run any code: only the items that are left are read."""
-    ledger = owning(8, 4, 2)
-    ledger.pop(3)
-    items: list[object] = []
-
-    class Shortens:
-        @property
-        def block_id(self) -> int:
-            items.clear()
-            return 1
-
-    items.extend([Shortens(), Block(2), Block(3)])
-    ledger.push_free_blocks(items)
-    assert [ledger.state_of(b) for b in (1, 2, 3)] == ["free", "used", "used"]
 
 
 def test_ids_come_from_any_iterable_of_integers() -> None:
@@ -383,6 +378,7 @@ ILLEGAL_EDGES: list[tuple[str, Callable[[Ledger], object], str]] = [
     ("negative shrinking", lambda x: x.retire_empty(-1), "retire_empty: max_pages is -1"),
     ("negative victims", lambda x: x.victims_for_pages(-1), "n_pages is -1, must be >= 0"),
     ("negative bound", lambda x: x.victims_over_bound(-2), "max_pages is -2, must be >= 0"),
+    ("bound below nothing", lambda x: x.is_over_bound(-1), "is_over_bound: max_pages is -1"),
     ("state of unknown", lambda x: x.state_of(26), "state_of: there is no block 26"),
     ("page of unknown", lambda x: x.block_page(-1), "block_page: there is no block -1"),
     ("pages of unknown", lambda x: x.pages_of([1, 26]), "pages_of: there is no block 26"),
@@ -479,12 +475,31 @@ def test_victims_come_from_the_page_that_empties_soonest() -> None:
     assert ledger.victims_for_pages(99) == [12, 13, 8, 9, 4, 5, 6]
     assert ledger.victims_over_bound(3) == ledger.victims_over_bound(9) == []
     assert ledger.victims_over_bound(1) == [12, 13, 8, 9]
+    assert [ledger.is_over_bound(n) for n in (1, 2, 3)] == [True, True, False]
     assert snapshot(ledger) == before
     ledger.uncache(ledger.victims_over_bound(1))
     assert ledger.cached_only_pages() == 1
     assert ledger.empty_pages() == 2
     assert ledger.retire_empty(9) == [3, 2]
     ledger.check_integrity()
+
+
+def test_a_bound_of_nothing_keeps_no_unreferenced_block() -> None:
+    ledger = owning(8, 4, 2)
+    pop_exactly(ledger, [1, 4, 5, 6])
+    assert not ledger.is_over_bound(0)
+    ledger.push_cached([5, 1])  # both beside what can never be given back: page 0, and 4 and 6
+    assert ledger.cached_only_pages() == 0
+    assert ledger.is_over_bound(0) and not ledger.is_over_bound(1)
+    assert ledger.victims_over_bound(0) == [5, 1]
+    assert ledger.victims_over_bound(1) == []
+
+
+def test_a_page_with_a_used_block_is_no_victim() -> None:
+    ledger = owning(16, 4, 4)
+    pop_exactly(ledger, [4, 5, 8, 9, 10])
+    ledger.push_cached([5, 8, 9, 10])  # page 1 has fewer to lose, but 4 would keep it
+    assert ledger.victims_for_pages(9) == [8, 9, 10]
 
 
 def test_a_page_is_as_recent_as_its_latest_block() -> None:

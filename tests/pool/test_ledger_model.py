@@ -215,9 +215,11 @@ class LedgerMachine(RuleBasedStateMachine):
         assert ledger.used_pages() + ledger.empty_pages() == ledger.pages("owned")
         assert ledger.free_ids()[ledger.num_free() :] == model.lru
         assert sorted(ledger.free_ids()[: ledger.num_free()]) == model.in_state("free")
-        over = len(model.cached_only_pages()) - 1
         assert ledger.victims_for_pages(len(model.pages)) == model.victims(len(model.pages))
-        assert ledger.victims_over_bound(1) == model.victims(max(0, over))
+        for bound in (0, 1):
+            over = model.victims_over_bound(bound)
+            assert ledger.victims_over_bound(bound) == over
+            assert ledger.is_over_bound(bound) == bool(over)
 
 
 TestLedgerMachine = LedgerMachine.TestCase
