@@ -95,14 +95,16 @@ class Settings:
     reserve_pages: int = _key(
         2,
         values.integer(0, 1024),
-        "Empty pages kept ready, so that a step rarely waits for memory. An idle engine trims down "
-        "to it.",
+        "Empty pages kept ready, so that a step rarely waits for memory. They rise to what a "
+        "scheduling pass has drawn of late, as far as nobody else needs the memory, and fall back "
+        "by half every 16 passes, or at once when nothing runs. `0`: memory comes only when a step "
+        "needs it.",
     )
     reserve_wait_ms: int = _key(
         5,
         values.integer(0, 1000),
         "How long, in milliseconds, a scheduling pass may wait for memory on its way before it "
-        'answers "not now".',
+        'answers "not now", or evicts prefixes although memory is to be had.',
     )
     reclaim_wait_ms: int = _key(
         50,
@@ -114,8 +116,8 @@ class Settings:
         None,
         values.BOUND,
         "Bytes of pages that only the prefix cache holds. `none`: no bound, and neighbours get "
-        "them when they need memory. `0B`: no unused prefix is kept. A bound below one page keeps "
-        "one page, and a warning says so.",
+        "them when they need memory. `0B`: no unreferenced block is kept, also none beside "
+        "blocks in use. A bound below one page keeps one page, and a warning says so.",
         shown="`none`",
     )
     layout: Literal["block-major", "per-layer"] = _key(

@@ -462,6 +462,84 @@ def test_growth_runs_ahead_of_need(make: Make) -> None:
     assert "request" not in calls
 
 
+def test_the_reserve_rises_with_a_burst_and_falls_when_it_is_over(make: Make) -> None:
+    pair = make(pages=32, num_blocks=128, reserve_pages=2, caching=False)
+    assert pair.admit(tokens(6 * PER_PAGE)) is not None  # drew six pages, and met a shortage
+    pair.step()
+    pair.settle()
+    assert pair.ledger.empty_pages() == 6
+    calls = pair.count_segment_calls()
+    second = pair.admit(tokens(6 * PER_PAGE))
+    assert second is not None and "request" not in calls
+    pair.step()
+    pair.settle()
+    assert pair.ledger.empty_pages() == 6
+    for _ in range(100):
+        pair.step()
+        pair.settle()
+    assert pair.ledger.empty_pages() <= 4
+    assert pair.lease == pair.ledger.pages("owned") * PAGE
+
+
+def test_a_risen_reserve_is_dropped_at_once_when_nothing_runs(make: Make) -> None:
+    pair = make(pages=32, num_blocks=128, reserve_pages=2, caching=False)
+    request = pair.admit(tokens(8 * PER_PAGE))
+    assert request is not None
+    pair.step()
+    pair.settle()
+    pair.finish(request)
+    assert pair.ledger.empty_pages() == 16
+    pair.rest()
+    pair.settle()
+    assert pair.ledger.empty_pages() == 2
+
+
+def test_a_risen_reserve_leaves_the_floors_of_others_alone(make: Make) -> None:
+    one = make("one", pages=12, reserve_pages=2, caching=False)
+    make("two", pages=12, floor_pages=3)
+    assert one.admit(tokens(5 * PER_PAGE)) is not None
+    one.step()
+    one.settle()
+    assert one.lease == 9 * PAGE  # six in use, and of a reserve of five what is left
+
+
+# --- growth instead of eviction ---
+
+
+def test_prefixes_are_kept_while_memory_is_to_be_had(make: Make) -> None:
+    pair = make(pages=8)
+    pair.finish(pair.admit(tokens(12)) or 0)
+    before = pair.cached()
+    assert pair.admit(tokens(15, seed=1), 100) is not None  # could be had by evicting 12
+    pair.step()
+    assert before.items() <= pair.cached().items()
+    assert pair.ledger.pages("owned") == 7
+
+
+def test_prefixes_go_before_memory_that_a_neighbour_waits_for(make: Make) -> None:
+    one = make("one", pages=8)
+    one.finish(one.admit(tokens(12)) or 0)
+    row = one.budget.join("hungry", 0, 8 * PAGE)
+    one.budget.set_want(row, PAGE)
+    calls = one.count_segment_calls()
+    assert one.admit(tokens(15, seed=1), 100) is not None
+    assert "request" not in calls
+    assert one.lease == 4 * PAGE
+    one.budget.set_want(row, 0)
+    one.budget.leave(row)
+
+
+def test_growth_that_does_not_come_in_time_is_waited_for_once_a_pass(make: Make) -> None:
+    pair = make(pages=8, reserve_wait_ms=20)
+    pair.finish(pair.admit(tokens(12)) or 0)
+    pair.driver.delay("create", 300_000)
+    calls = pair.count_segment_calls()
+    assert pair.admit(tokens(15, seed=1), 3) is not None  # five pops
+    assert calls["request"] == 1 and calls["wait_progress"] <= 3
+    pair.check_cache()
+    pair.settle()
+
+
 # --- the prefix cache ---
 
 
@@ -511,6 +589,18 @@ def test_prefix_bound_counts_pages_that_only_the_cache_holds(
     pair.check_cache()
     assert pair.ledger.cached_only_pages() == kept
     assert pair.lease == (1 + kept) * PAGE
+
+
+@pytest.mark.parametrize(("bound", "kept"), [("none", 2), (0, 0)])
+def test_a_bound_of_nothing_holds_beside_blocks_in_use(make: Make, bound: Any, kept: int) -> None:
+    pair = make(prefix_bound=bound)
+    short = pair.admit(tokens(2))
+    assert short is not None and pair.admit(tokens(3, seed=1)) is not None  # share pages 0 and 1
+    pair.finish(short)
+    pair.step()
+    pair.check_cache()
+    assert pair.ledger.num_cached() == kept
+    assert len(pair.cached()) == 3 + kept
 
 
 def test_a_bound_below_one_page_is_said_aloud(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_storage import KVBlockStorage, KVStorageUpdate
@@ -42,9 +43,11 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         settings = plan.settings
         self.plan = plan
         self.ledger = Ledger(plan.num_blocks, plan.blocks_per_page)
-        self._policy = GrowthPolicy(settings.reserve_pages, max(2 * settings.reserve_pages, 1))
+        self._policy = GrowthPolicy(settings.reserve_pages)
+        self._page_bytes = plan.page_bytes
+        self._per_page = plan.blocks_per_page
         self._bound = _bound_in_pages(plan)
-        self._floor_pages = -(-plan.floor // plan.page_bytes)
+        self._floor_pages = -(-plan.floor // self._page_bytes)
         self._segment = Segment.open(str(plan.segment))
         self._rows = [self._row_of(rank) for rank in range(plan.num_ranks)]
         self._budget = open_device_budget(plan.budget_dir, plan.device)
@@ -58,6 +61,7 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         self._idle_pages = 0  # as published
         self._refused_at: int | None = None
         self._unsettled = False
+        self._gave_up = False  # waiting for growth instead of evicting, in this pass
         self._pid = os.getpid()
         self._pool: BlockPool | None = None
         self._watcher: Watcher | None = None
@@ -87,12 +91,12 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
             format_size(self.plan.capacity),
             provenance(),
         )
-        return LedgerQueue(pool.blocks, self.ledger)
+        return LedgerQueue(pool.blocks, self.ledger, self._grow_before_evicting)
 
     def num_available_blocks(self) -> int:
         growth = min(self._growable_pages(), self.ledger.pages("virtual"))
         growth += self._segment.outstanding()
-        free = self.ledger.available() + growth * self.plan.blocks_per_page
+        free = self.ledger.available() + growth * self._per_page
         return min(free, self.plan.num_blocks - 1 - self.ledger.num_used())
 
     def usage(self) -> float:
@@ -118,8 +122,8 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         self._settle()
         short = self._pages_short(num_blocks)
         if short:
-            self._grow(short)
-            short = self._await_growth(num_blocks)
+            self._grow(short, short)
+            short = self._await_growth(lambda: self._pages_short(num_blocks))
         if self._needs_neighbours(short) and not (admitting and self.ledger.num_used()):
             short = self._await_reclaim(num_blocks)
         if short:
@@ -143,6 +147,7 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
             return False
         self._settle()
         self._short_pages = 0
+        self._policy.rest()
         self._publish_wish(0)
         self._publish_idle()
         self._unsettled = self._segment.outstanding() > 0
@@ -157,22 +162,24 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         self._settle()
         if self._suspended:
             return None
-        if self._bound is not None and self._is_over_bound():
-            self._evict(self.ledger.victims_over_bound(self._bound))
+        ledger = self.ledger
+        self._policy.end_pass(ledger.used_pages(), self._short_pages)
+        if self._bound is not None and ledger.is_over_bound(self._bound):
+            self._evict(ledger.victims_over_bound(self._bound))
         given = self._pages_for_neighbours()
-        if given > self.ledger.empty_pages():
-            self._evict(self.ledger.victims_for_pages(given - self.ledger.empty_pages()))
-        pages = self.ledger.retire_empty(max(given, self._surplus_pages()))
-        if not given and self.ledger.num_used():
-            self._grow(0)
+        if given > ledger.empty_pages():
+            self._evict(ledger.victims_for_pages(given - ledger.empty_pages()))
+        pages = ledger.retire_empty(max(given, self._surplus_pages()))
+        if not given and ledger.num_used():
+            self._grow(0, 0)
         self._publish_wish(self._short_pages)
         self._publish_idle()
         update = self._next_update(pages)
-        if update is None and self._short_pages and not self.ledger.num_used():
+        if update is None and self._short_pages and not ledger.num_used():
             self._await_anything()
         self._short_pages = 0
         self._admitting = False
-        self._unsettled = False
+        self._unsettled = self._gave_up = False
         return update
 
     def _next_update(self, pages: list[int]) -> KVStorageUpdate | None:
@@ -196,6 +203,7 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
                 "in use, so it cannot sleep; abort or finish their requests first"
             )
         self._await_all_growth()
+        self._policy.rest()
         self._evict(self.ledger.victims_over_bound(0))
         pages = self.ledger.retire_empty(self.plan.num_pages)
         # Every worker's suspend counts the same epoch and releases all that it has.
@@ -220,13 +228,13 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
 
     # --- inside: bounded waits ---
 
-    def _await_growth(self, num_blocks: int) -> int:
-        """Waits for growth on its way; returns the pages still short."""
+    def _await_growth(self, pages_short: Callable[[], int]) -> int:
+        """Waits for growth on its way until nothing is short; returns the pages still short."""
         deadline = _deadline(self.plan.settings.reserve_wait_ms)
         while True:
             seen = self._segment.progress()
             self._settle()
-            short = self._pages_short(num_blocks)
+            short = pages_short()
             left = _left_ms(deadline)
             if not short or not self._segment.outstanding() or not left:
                 return short
@@ -247,7 +255,7 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
             if coming:
                 self._segment.wait_progress(progress, left)
             elif short <= self._free_pages():
-                self._grow(short)
+                self._grow(short, short)
             elif short <= self._growable_pages():
                 self._publish_wish(max(self._short_pages, short))
                 self._budget.wait_event(seen, left)
@@ -292,12 +300,12 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
 
     def _growable_pages(self) -> int:
         bytes_left = min(self._budget.reachable(row, _UNKNOWN_FREE) for row in self._rows)
-        return bytes_left // self.plan.page_bytes
+        return bytes_left // self._page_bytes
 
     def _free_pages(self) -> int:
         """Pages that the budget would grant now."""
         free = min(self._budget.available(row, _UNKNOWN_FREE) for row in self._rows)
-        return free // self.plan.page_bytes
+        return free // self._page_bytes
 
     def _needs_neighbours(self, short_pages: int) -> bool:
         """Whether so many more pages are to be had only if a neighbour gives some up."""
@@ -306,24 +314,39 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
     def _is_beyond_share(self, num_blocks: int) -> bool:
         """Whether others lack memory of which this engine's requests would use more than its
         share. Never so without a request: then the first one is let in."""
-        ledger, per_page = self.ledger, self.plan.blocks_per_page
+        ledger, per_page = self.ledger, self._per_page
         if not ledger.num_used():
             return False
         share = min(self._budget.fair_share(row) for row in self._rows)
         room = ledger.used_pages() * per_page - 1 - ledger.num_used()
         pages = ledger.used_pages() + max(0, -((room - num_blocks) // per_page))
-        return pages * self.plan.page_bytes > share
+        return pages * self._page_bytes > share
 
     def _pages_short(self, num_blocks: int) -> int:
-        return max(0, -((self.ledger.available() - num_blocks) // self.plan.blocks_per_page))
+        return max(0, -((self.ledger.available() - num_blocks) // self._per_page))
 
-    def _grow(self, short_pages: int) -> None:
-        """Asks for what is short, and for the reserve as far as nobody else needs the memory."""
+    def _grow_before_evicting(self, num_blocks: int) -> None:
+        """Called when `num_blocks` are popped and fewer are free. A prefix is worth a short wait,
+        but after one in vain none in the same pass, and no memory that somebody else needs."""
+        if self._gave_up or not self.ledger.pages("virtual"):
+            return
+
+        def missing() -> int:
+            return max(0, -((self.ledger.num_free() - num_blocks) // self._per_page))
+
+        self._settle()
+        if short := missing():
+            self._grow(short, 0)
+            self._gave_up = self._await_growth(missing) > 0
+
+    def _grow(self, short_pages: int, due_pages: int) -> None:
+        """Asks for what is short and for the reserve: for `due_pages` of it in any case, for the
+        rest as far as nobody else needs the memory."""
         ledger = self.ledger
         coming = self._segment.outstanding()
         wanted = self._policy.pages_to_grow(ledger.empty_pages(), coming, short_pages)
         wanted = min(wanted, ledger.pages("virtual"))
-        needed = max(0, short_pages - coming)
+        needed = max(0, due_pages - coming)
         if wanted > needed:
             wanted = max(needed, min(wanted, self._spare_pages()))
         pages = ledger.plan_growth(wanted)
@@ -371,7 +394,7 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
             self._segment.record(gone + failed, "retiring", "virtual", epoch)
 
     def _is_over_bound(self) -> bool:
-        return self._bound is not None and self.ledger.cached_only_pages() > self._bound
+        return self._bound is not None and self.ledger.is_over_bound(self._bound)
 
     def _surplus_pages(self) -> int:
         """Empty pages beyond the reserve; none while a request waits for more of them."""
@@ -386,7 +409,7 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         """Unused pages above the floor that a neighbour waits for and that are not on their way."""
         ledger = self.ledger
         # Whole pages cover the target: a neighbour's pages may be smaller than ours.
-        target = -(-self._budget.reclaim_target(self._rows[0]) // self.plan.page_bytes)
+        target = -(-self._budget.reclaim_target(self._rows[0]) // self._page_bytes)
         unused = ledger.empty_pages() + ledger.cached_only_pages()
         above_floor = ledger.pages("owned") - self._floor_pages
         return max(0, min(target - ledger.pages("retiring"), unused, above_floor))
