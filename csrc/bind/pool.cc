@@ -62,11 +62,12 @@ py::list numbers(const Ids& ids) {
 }
 
 PageState page_state_named(const std::string& wanted) {
+  for (std::size_t i = 0; i < pool::kPageStates; ++i) {
+    if (wanted == pool::name(static_cast<PageState>(i))) return static_cast<PageState>(i);
+  }
   std::string allowed;
   for (std::size_t i = 0; i < pool::kPageStates; ++i) {
-    const auto state = static_cast<PageState>(i);
-    if (wanted == pool::name(state)) return state;
-    allowed += (i == 0 ? "" : ", ") + std::string(pool::name(state));
+    allowed += (i == 0 ? "" : ", ") + std::string(pool::name(static_cast<PageState>(i)));
   }
   throw std::invalid_argument("pages: there is no page state '" + wanted + "', states are " +
                               allowed);
@@ -128,6 +129,7 @@ void bind_views(py::class_<Ledger>& c) {
       .def("num_cached", &Ledger::num_cached)
       .def("num_used", &Ledger::num_used)
       .def("available", &Ledger::available)
+      .def("obtainable", &Ledger::obtainable, py::arg("growable_pages"), py::arg("coming_pages"))
       .def(
           "pages",
           [](const Ledger& l, const std::string& s) { return l.pages(page_state_named(s)); },

@@ -126,6 +126,14 @@ class Settings:
         "`block-major`: a block's bytes of all layers lie together. `per-layer`: a tensor for each "
         "layer.",
     )
+    allocation_log: str | None = _key(
+        None,
+        values.PATH,
+        "A file that does not exist yet. The engine records there what it asks of its block pool, "
+        "for [replay](allocation-log.md): some bytes a call, some 0.1 µs a block, at most 4 GiB. A "
+        "replica of a data-parallel engine adds `.dpN`.",
+        shown="none",
+    )
     name: str | None = _key(
         None,
         values.NAME,

@@ -49,7 +49,8 @@ class GrowthPolicy:
 
     def end_pass(self, in_use: int, short_pages: int = 0) -> None:
         """A pass has ended: `in_use` pages are not empty, `short_pages` were asked for in vain."""
-        _check_counts(in_use=in_use, short_pages=short_pages)
+        if in_use < 0 or short_pages < 0:
+            _refuse(in_use=in_use, short_pages=short_pages)
         drawn = max(0, in_use - self._in_use) + short_pages
         self._peak = max(float(drawn), self._peak * self._decay)
         self._in_use = in_use
@@ -64,7 +65,8 @@ class GrowthPolicy:
         `short_pages` is what is still missing once every free block at hand is handed out: so in a
         shortage the empty pages are spoken for and do not count towards the reserve.
         """
-        _check_counts(empty=empty, preparing=preparing, short_pages=short_pages)
+        if empty < 0 or preparing < 0 or short_pages < 0:
+            _refuse(empty=empty, preparing=preparing, short_pages=short_pages)
         at_hand = preparing + (0 if short_pages else empty)
         return max(0, short_pages + self.mark - at_hand)
 
@@ -73,7 +75,8 @@ class GrowthPolicy:
 
         None while growth is in flight: whoever asked for it may be about to use them.
         """
-        _check_counts(empty=empty, preparing=preparing)
+        if empty < 0 or preparing < 0:
+            _refuse(empty=empty, preparing=preparing)
         if preparing:
             return 0
         if idle:
@@ -82,7 +85,6 @@ class GrowthPolicy:
         return surplus if surplus > max(self.low_pages, 1) else 0
 
 
-def _check_counts(**counts: int) -> None:
-    for name, count in counts.items():
-        if count < 0:
-            raise ValueError(f"{name} is {count}, must be >= 0")
+def _refuse(**counts: int) -> None:
+    name, count = min(counts.items(), key=lambda item: item[1])
+    raise ValueError(f"{name} is {count}, must be >= 0")

@@ -23,6 +23,7 @@ def test_nothing_given_is_the_defaults() -> None:
     [
         ("budget", "gpu-0", "gpu-0"),
         ("budget_dir", "/run/kv", "/run/kv"),
+        ("allocation_log", "/tmp/a.log", "/tmp/a.log"),
         ("capacity", "10GiB", 10 << 30),
         ("capacity", 4096, 4096),
         ("headroom", "0B", 0),
@@ -49,6 +50,7 @@ def test_allowed(key: str, value: Any, expected: Any) -> None:
     [
         ("budget", ["", "a/b", "-a", "a" * 41, 7, None, "a\n"]),
         ("budget_dir", ["relative", "", 7, None, "/a\0b"]),
+        ("allocation_log", ["a.log", "", 7, None, True]),
         ("capacity", ["0B", 0, -1, "10 gigabytes", 1.5, None, True]),
         ("headroom", ["-1B", None]),
         ("limit", ["0B", None]),
@@ -82,7 +84,7 @@ def test_every_setting_is_tried() -> None:
 def test_an_unknown_key_is_refused_with_the_known(key: Any) -> None:
     with pytest.raises(SettingsError) as refusal:
         parse_settings({key: 1, "weight": 1}, "--option")
-    assert str(refusal.value).startswith(f"--option: unknown key {key!r}; allowed are budget, ")
+    assert str(refusal.value).startswith(f"--option: unknown key {key!r}; allowed are allocation_log, ")
 
 
 def test_keys_of_several_types_are_refused_too() -> None:

@@ -188,6 +188,17 @@ def test_pop_of_nothing() -> None:
     assert ledger.take_first_used() == []
 
 
+def test_what_growth_could_give_is_bounded_by_what_there_is(mixed: Ledger) -> None:
+    assert mixed.available() == 10  # page 4 is coming, page 6 is virtual
+    assert mixed.obtainable(0, 0) == 10
+    assert mixed.obtainable(0, 1) == 14
+    assert mixed.obtainable(99, 0) == 14
+    assert mixed.obtainable(99, 1) == 18
+    assert mixed.obtainable(99, 99) == 24  # all but the null block and the used one
+    with pytest.raises(ValueError, match="coming_pages is -1"):
+        mixed.obtainable(0, -1)
+
+
 def test_more_than_is_available_is_refused_by_numbers(mixed: Ledger) -> None:
     before = snapshot(mixed)
     with pytest.raises(ValueError, match=r"11 blocks asked for, 10 available \(7 free, 3 cached\)"):

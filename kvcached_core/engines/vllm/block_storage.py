@@ -20,6 +20,7 @@ from kvcached_core.config import format_size
 from kvcached_core.engines.vllm.log import logger
 from kvcached_core.engines.vllm.plan import StoragePlan
 from kvcached_core.engines.vllm.queue import LedgerQueue
+from kvcached_core.engines.vllm.recorder import Recorder, RecordingQueue, log_path
 from kvcached_core.engines.vllm.watcher import Watcher
 from kvcached_core.pool import GrowthPolicy, Ledger
 from kvcached_core.provenance.vllm import provenance
@@ -65,6 +66,9 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         self._pid = os.getpid()
         self._pool: BlockPool | None = None
         self._watcher: Watcher | None = None
+        log = settings.allocation_log
+        self._recorder = Recorder(log_path(log, plan.instance), plan) if log else None
+        self._evicting = False
 
     # --- capacity ---
 
@@ -91,13 +95,15 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
             format_size(self.plan.capacity),
             provenance(),
         )
+        if self._recorder is not None:
+            return RecordingQueue(
+                pool.blocks, self.ledger, self._grow_before_evicting, self._recorder
+            )
         return LedgerQueue(pool.blocks, self.ledger, self._grow_before_evicting)
 
     def num_available_blocks(self) -> int:
-        growth = min(self._growable_pages(), self.ledger.pages("virtual"))
-        growth += self._segment.outstanding()
-        free = self.ledger.available() + growth * self._per_page
-        return min(free, self.plan.num_blocks - 1 - self.ledger.num_used())
+        # On the path of every request in every pass: as few calls as can be.
+        return self.ledger.obtainable(self._growable_pages(), self._segment.outstanding())
 
     def usage(self) -> float:
         used = self.ledger.num_used()
@@ -134,10 +140,18 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
     # --- the prefix cache ---
 
     def on_blocks_uncached(self, blocks: Any) -> None:
-        if self._pool is not None and blocks is self._pool.blocks:
+        everything = self._pool is not None and blocks is self._pool.blocks
+        ids = [] if everything else [block.block_id for block in blocks]
+        if everything:
             self.ledger.reset_cached()
         else:
-            self.ledger.uncache([block.block_id for block in blocks])
+            self.ledger.uncache(ids)
+        if self._recorder is None or self._evicting:
+            return  # what the storage evicts by itself, a replay decides anew
+        if everything:
+            self._recorder.reset()
+        else:
+            self._recorder.uncached(ids)
 
     # --- updates ---
 
@@ -151,6 +165,8 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         self._publish_wish(0)
         self._publish_idle()
         self._unsettled = self._segment.outstanding() > 0
+        if self._recorder is not None:
+            self._recorder.idle()
         return (
             bool(self._aborting)
             or self._is_over_bound()
@@ -175,6 +191,8 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         self._publish_wish(self._short_pages)
         self._publish_idle()
         update = self._next_update(pages)
+        if self._recorder is not None:
+            self._recorder.end_pass()
         if update is None and self._short_pages and not ledger.num_used():
             self._await_anything()
         self._short_pages = 0
@@ -224,6 +242,8 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         atexit.unregister(self.shutdown)
         if self._watcher is not None:
             self._watcher.stop()
+        if self._recorder is not None:
+            self._recorder.close()
         remove_segment(self.plan.segment)
 
     # --- inside: bounded waits ---
@@ -299,7 +319,7 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         return self._unsettled
 
     def _growable_pages(self) -> int:
-        bytes_left = min(self._budget.reachable(row, _UNKNOWN_FREE) for row in self._rows)
+        bytes_left = min([self._budget.reachable(row, _UNKNOWN_FREE) for row in self._rows])
         return bytes_left // self._page_bytes
 
     def _free_pages(self) -> int:
@@ -416,7 +436,11 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
 
     def _evict(self, block_ids: list[int]) -> None:
         assert self._pool is not None
-        self._pool.evict_blocks(set(block_ids))  # calls on_blocks_uncached; keeps KV events right
+        self._evicting = True
+        try:
+            self._pool.evict_blocks(set(block_ids))  # calls on_blocks_uncached, keeps KV events right
+        finally:
+            self._evicting = False
 
     def _publish_wish(self, pages: int) -> None:
         if pages != self._wish:
