@@ -54,9 +54,11 @@ class Ledger {
   Ledger& operator=(const Ledger&) = delete;
 
   // ---- blocks. O(1) a block.
-  // Hands out n <= available() blocks, in this order: free ones of owned pages that have a used
-  // block, since these cannot be given back anyway; then of pages that only the cache holds; of
-  // either kind the page with the fewest free blocks first. Then empty pages. Ties go to the lowest
+  // Hands out n <= available() blocks. As long as a whole page of them is wanted and one is empty,
+  // that one, the lowest first: what is asked for together is mostly given back together, and then
+  // its pages are empty again. The rest comes, page by page, from pages that have a used block,
+  // since these cannot be given back anyway; then from pages that only the cache holds; of either
+  // kind the page with the fewest free blocks first; then from empty pages. Ties go to the lowest
   // page id, and in a page to the lowest block id. When none is free: cached ones, least recently
   // used first. The engine drops the hash of a cached one by itself.
   Ids pop(std::int64_t n);

@@ -48,8 +48,7 @@ Ids Ledger::pop(std::int64_t n) {
   const auto wanted = static_cast<std::size_t>(n);
   Ids out;
   out.reserve(wanted);
-  while (out.size() < wanted && num_free_ > 0) {
-    const auto page = static_cast<Id>(by_room_.first() % num_pages_);
+  const auto take_from = [&](Id page) {
     unindex(page);
     const auto some = std::min(wanted - out.size(), at(room(page)));
     std::int64_t block = begin_of(page);
@@ -63,6 +62,12 @@ Ids Ledger::pop(std::int64_t n) {
     num_used_ += static_cast<Id>(some);
     index(page);
     note_use(page);
+  };
+  while (wanted - out.size() >= at(blocks_per_page_) && empty_pages_ > 0) {
+    take_from(static_cast<Id>(empty_.first()));
+  }
+  while (out.size() < wanted && num_free_ > 0) {
+    take_from(static_cast<Id>(by_room_.first() % num_pages_));
   }
   PageEdit edit(*this);
   while (out.size() < wanted) {

@@ -45,16 +45,26 @@ Ids Ledger::pages_of(const Ids& blocks) const {
   return out;
 }
 
-// A page stays the first until it is full, so pages leave by_room_ in its own order.
+// Empty pages go first while a whole one is wanted; of the rest, a page stays the first until it is
+// full, so pages leave by_room_ in its own order.
 Ids Ledger::free_ids() const {
   Ids out;
   out.reserve(at(available()));
-  for (auto key = by_room_.first(); key >= 0; key = by_room_.next(key + 1)) {
-    const auto page = static_cast<Id>(key % num_pages_);
+  const auto add = [&](Id page) {
     const std::int64_t end = end_of(page);
     for (auto b = free_.next(begin_of(page)); b >= 0 && b < end; b = free_.next(b + 1)) {
       out.push_back(static_cast<Id>(b));
     }
+  };
+  std::int64_t whole = 0;  // empty pages before this one are added already
+  for (auto p = empty_.first(); p >= 0; p = empty_.next(p + 1)) {
+    if (at(available()) - out.size() < at(blocks_per_page_)) break;
+    add(static_cast<Id>(p));
+    whole = p + 1;
+  }
+  for (auto key = by_room_.first(); key >= 0; key = by_room_.next(key + 1)) {
+    const auto page = static_cast<Id>(key % num_pages_);
+    if (!empty_.test(page) || page >= whole) add(page);
   }
   for (Id b = lru_.front(); b != lru_.end(); b = lru_.next(b)) out.push_back(b);
   return out;

@@ -52,9 +52,10 @@ def test_what_is_recorded_is_what_was_asked(make: Make, tmp_path: Path) -> None:
     second = pair.admit([*tokens(3), 9, 9, 9], 100)  # three hits, and two blocks of its own
     pair.step()
     assert first is not None and second is not None
+    oldest = pair.requests[first][0].block_id
     pair.finish(first)
     pair.finish(second)
-    pair.pool.evict_blocks({1})
+    pair.pool.evict_blocks({oldest})
     assert pair.pool.reset_prefix_cache()
     pair.rest()
     pair.storage.shutdown()

@@ -56,8 +56,12 @@ class Model:
         return min(self.members(min(with_room, key=cost), "free"))
 
     def pop(self, n: int) -> list[int]:
-        out = []
-        for _ in range(n):
+        out: list[int] = []
+        while n - len(out) >= self.per_page and (empty := self.empty_pages()):
+            out += self.members(min(empty), "free")
+            for block in self.members(min(empty), "free"):
+                self.take(block)
+        while len(out) < n:
             out.append(self.best_fit() if self.in_state("free") else self.lru[0])
             self.take(out[-1])
         return out

@@ -149,9 +149,20 @@ def test_a_partial_last_page_counts_by_its_free_blocks() -> None:
 
 def test_of_empty_pages_the_lowest_is_used_first() -> None:
     ledger = owning(10, 4, 3)
-    assert ledger.pop(4) == [1, 2, 3, 4]
-    ledger.push_free([4])
+    assert ledger.pop(3) == [1, 2, 3]
     assert ledger.pop(1) == [4]  # and not of page 2, which has fewer
+
+
+def test_pages_that_are_wanted_whole_come_whole() -> None:
+    """What is asked for together is given back together: its pages are then empty again."""
+    ledger = owning(21, 4, 6)
+    pop_exactly(ledger, [1, 4, 5])  # holes: 2 3, 6 7
+    assert ledger.pop(10) == [8, 9, 10, 11, 12, 13, 14, 15, 2, 3]
+    assert ledger.pop(3) == [6, 7, 16]  # no whole page: holes first
+    assert ledger.pop(4) == [20, 17, 18, 19]  # page 5 is as whole as it gets
+    ledger.push_free([8, 9, 10, 11, 12, 13, 14, 15])
+    assert ledger.empty_pages() == 2
+    ledger.check_integrity()
 
 
 def test_pop_takes_cached_blocks_last_and_oldest_first() -> None:
@@ -178,7 +189,7 @@ def test_a_hit_renews_a_cached_block() -> None:
 
 def test_free_ids_is_what_pop_gives(mixed: Ledger) -> None:
     expected = mixed.free_ids()
-    assert expected == [3, 6, 7, 8, 9, 10, 11, 2, 4, 5]
+    assert expected == [8, 9, 10, 11, 3, 6, 7, 2, 4, 5]
     assert mixed.pop(mixed.available()) == expected
 
 
@@ -238,7 +249,7 @@ def test_many_pages_reach_the_upper_levels_of_the_sets() -> None:
     ledger.released([69_999, 69_998])
     assert ledger.plan_growth(1) == [69_998]
     pop_exactly(ledger, [1, 139_995, 70_001])
-    assert ledger.pop(3) == [70_000, 139_994, 2]
+    assert ledger.pop(1) + ledger.pop(1) + ledger.pop(1) == [70_000, 139_994, 2]
     ledger.check_integrity()
 
 
@@ -303,10 +314,10 @@ def test_ids_in_arrays_of_int32() -> None:
     ledger = owning(8, 4, 2)
     out = array("i", bytes(4 * 5))
     ledger.pop_into(out)
-    assert list(out) == [1, 2, 3, 4, 5]
+    assert list(out) == [4, 5, 6, 7, 1]
     ledger.push_free(out[:2])
     ledger.push_cached(memoryview(out)[2:])
-    assert ledger.free_ids() == [1, 2, 6, 7, 3, 4, 5]
+    assert ledger.free_ids() == [2, 3, 4, 5, 6, 7, 1]
     ledger.pop(7)
     ledger.push_free(array("q", [1, 2]))  # another type is read item by item
     ledger.push_free(memoryview(array("i", [3, 0, 4, 0]))[::2])
@@ -316,7 +327,7 @@ def test_ids_in_arrays_of_int32() -> None:
 
 def test_arrays_that_do_not_fit_change_nothing() -> None:
     ledger = owning(8, 4, 2)
-    ledger.pop(4)
+    pop_exactly(ledger, [1, 2, 3, 4])
     before = snapshot(ledger)
     for out in ([0], array("q", [0]), memoryview(array("i", [0])).toreadonly(), b"1234"):
         with pytest.raises(TypeError, match="writable array of int32"):
@@ -537,13 +548,12 @@ def test_a_hit_makes_a_page_younger() -> None:
 def test_first_use_is_told_once_an_ownership() -> None:
     ledger = owning(16, 4, 3)
     assert ledger.take_first_used() == []
-    ledger.pop(4)
-    ledger.take(9)
+    pop_exactly(ledger, [1, 2, 3, 4, 9])
     assert ledger.take_first_used() == [0, 1, 2]
     ledger.push_free([9])
     ledger.pop(6)
     assert ledger.take_first_used() == []
-    ledger.push_free([8, 9, 10])
+    ledger.push_free([8, 9, 10, 11])
     assert ledger.retire_empty(1) == [2]
     ledger.released([2])
     ledger.grown(ledger.plan_growth(1))
@@ -562,7 +572,8 @@ def test_a_page_that_retires_before_it_is_told_is_not() -> None:
 
 def test_a_cached_block_that_is_handed_out_again_is_no_first_use() -> None:
     ledger = owning(4, 2, 2)
-    ledger.push_cached(ledger.pop(3))
+    pop_exactly(ledger, [1, 2, 3])
+    ledger.push_cached([1, 2, 3])
     assert ledger.take_first_used() == [0, 1]
     assert ledger.pop(3) == [1, 2, 3]
     assert ledger.take_first_used() == []

@@ -113,7 +113,7 @@ def test_the_load_has_turns_that_reuse_and_prompts_that_are_shared(records: list
 
 
 # Beyond the floor there are the reserve and holes; so the bound is one for pools of thousands of
-# blocks. Where no prefix is kept, requests of unlike lifetimes share pages, and it does not hold.
+# blocks. Where no prefix is kept at all, pages of 32 blocks go beyond it (docs/benchmarks.md).
 @pytest.mark.parametrize("per_page", [1, 4, 8, 16, 32])
 @pytest.mark.parametrize("bound_blocks", [None, 512])
 def test_mapped_memory_stays_near_the_packed_floor(
