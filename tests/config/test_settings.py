@@ -84,7 +84,9 @@ def test_every_setting_is_tried() -> None:
 def test_an_unknown_key_is_refused_with_the_known(key: Any) -> None:
     with pytest.raises(SettingsError) as refusal:
         parse_settings({key: 1, "weight": 1}, "--option")
-    assert str(refusal.value).startswith(f"--option: unknown key {key!r}; allowed are allocation_log, ")
+    assert str(refusal.value).startswith(
+        f"--option: unknown key {key!r}; allowed are allocation_log, "
+    )
 
 
 def test_keys_of_several_types_are_refused_too() -> None:

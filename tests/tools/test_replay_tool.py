@@ -55,7 +55,8 @@ def test_what_is_given_is_played(log: Path) -> None:
     assert found["pool"]["prefix_bound"] == 0 and found["hit_blocks"] == 0 < found["missed_blocks"]
     other = report(log, "--blocks-per-page", 1, "--prefix-bound", "none", "--num-blocks", 9000)
     assert other["pool"]["prefix_bound"] is None and other["missed_blocks"] == 0
-    assert other["mean_ratio"] < found["mean_ratio"]
+    assert found["pool"]["reserve_pages"] == 0 and other["pool"]["num_blocks"] == 9000
+    assert other["peak_packed_pages"] > 8 * found["peak_packed_pages"]
     limited = report(log, "--limit", "1GiB", "--prefix-bound", "none")
     assert limited["peak_mapped_pages"] == 128 and limited["evicted_blocks"] > 0
 

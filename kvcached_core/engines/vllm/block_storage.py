@@ -438,7 +438,9 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         assert self._pool is not None
         self._evicting = True
         try:
-            self._pool.evict_blocks(set(block_ids))  # calls on_blocks_uncached, keeps KV events right
+            self._pool.evict_blocks(
+                set(block_ids)
+            )  # calls on_blocks_uncached, keeps KV events right
         finally:
             self._evicting = False
 
