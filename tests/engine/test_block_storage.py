@@ -481,14 +481,17 @@ def test_the_reserve_rises_with_a_burst_and_falls_when_it_is_over(make: Make) ->
     assert pair.lease == pair.ledger.pages("owned") * PAGE
 
 
-def test_a_risen_reserve_is_dropped_at_once_when_nothing_runs(make: Make) -> None:
+@pytest.mark.parametrize("paused", [0, 1])
+def test_a_risen_reserve_is_dropped_at_once_when_nothing_runs(make: Make, paused: int) -> None:
     pair = make(pages=32, num_blocks=128, reserve_pages=2, caching=False)
+    for _ in range(paused):
+        assert pair.admit(tokens(2)) is not None  # keeps its blocks on the null page
     request = pair.admit(tokens(8 * PER_PAGE))
     assert request is not None
     pair.step()
     pair.settle()
     pair.finish(request)
-    assert pair.ledger.empty_pages() == 16
+    assert pair.ledger.empty_pages() >= 15
     pair.rest()
     pair.settle()
     assert pair.ledger.empty_pages() == 2
