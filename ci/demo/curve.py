@@ -1,8 +1,12 @@
-"""The memory curve: what each engine had mapped over time, as figures (JSON) and drawn (PNG)."""
+"""The memory curve: what each engine had mapped over time, as figures (JSON) and drawn (PNG).
+
+python curve.py JSON PNG: draws figures that were saved.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,6 +59,11 @@ class Curve:
     def of(self, index: int) -> list[float]:
         """One engine's curve, in MiB."""
         return [sample[index] / MIB for sample in self.mapped]
+
+    def last_held(self) -> float:
+        """When any engine still had memory, or was told to end, in seconds."""
+        times = [t for t, sample in zip(self.seconds, self.mapped, strict=True) if any(sample)]
+        return max([*times, self.stopped])
 
 
 def save(curve: Curve, path: Path) -> None:
@@ -129,9 +138,13 @@ def _frame(axes: Axes, curve: Curve) -> None:
     )
     axes.set_xlabel("time since both engines serve (s); shaded: a burst of requests to A, to B")
     axes.set_ylabel("physical memory mapped (MiB)")
-    axes.set_xlim(0, max(curve.seconds[-1], curve.stopped, 1) + 1)
+    axes.set_xlim(0, curve.last_held() + 2)
     axes.set_ylim(0, _TOP * capacity)
     axes.set_yticks([capacity * step / 4 for step in range(5)])
     axes.grid(axis="y", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=5, frameon=False, fontsize=9)
+
+
+if __name__ == "__main__":
+    draw(load(Path(sys.argv[1])), Path(sys.argv[2]))

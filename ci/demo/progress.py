@@ -2,47 +2,34 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 from memory import Mapped
 from scene import MIB, MODELS
 
 _EVERY_S = 15.0
-_BAR = 32
-_WIDTH = 60  # of what a log says last
-# How vLLM's log lines begin: process, level, date, place in the source.
-_PREFIX = re.compile(r"^(\(.*?\) )?[A-Z]+ [\d-]+ [\d:]+ \[.*?\] ")
+_BAR = 20  # two bars fit a line of 80 columns
 _LIVE = sys.stdout.isatty()
 _BEGAN = time.monotonic()
-
-
-@dataclass(frozen=True)
-class _Wait:
-    what: str
-    log: Path | None
-    begun: float
 
 
 class Progress:
     """Says every `every` seconds what is awaited, if anything; from any thread."""
 
     def __init__(self, every: float = _EVERY_S) -> None:
-        self._waits: list[_Wait] = []
+        self._waits: list[tuple[str, float]] = []  # what, since when
         self._lock = threading.Lock()
         self._every = every
         threading.Thread(target=self._run, name="progress", daemon=True).start()
 
     @contextmanager
-    def waiting(self, what: str, log: Path | None = None) -> Iterator[None]:
-        """While this lasts, `what` is named, with the end of its log, if it has one."""
-        wait = _Wait(what, log, time.monotonic())
+    def waiting(self, what: str) -> Iterator[None]:
+        """While this lasts, `what` is named."""
+        wait = (what, time.monotonic())
         with self._lock:
             self._waits.append(wait)
         try:
@@ -54,11 +41,11 @@ class Progress:
     def _run(self) -> None:
         while True:
             time.sleep(self._every)
+            now = time.monotonic()
             with self._lock:
-                waits = [w for w in self._waits if time.monotonic() - w.begun >= self._every / 2]
-            for wait in waits:
-                end = _end_of(wait.log)
-                say(f"  ... {wait.what}: {time.monotonic() - wait.begun:.0f} s{end}")
+                waits = [f"{what} ({now - begun:.0f} s)" for what, begun in self._waits]
+            if waits:
+                say(f"  ... waiting for {', '.join(waits)}")
 
 
 def say(text: str) -> None:
@@ -84,13 +71,3 @@ def _bar(size: int, capacity: int) -> str:
     full = round(_BAR * size / capacity)
     text = ("#" * full).ljust(_BAR, ".")
     return f"[{text[: _BAR // 2]}|{text[_BAR // 2 :]}]"
-
-
-def _end_of(log: Path | None) -> str:
-    if log is None or not log.exists():
-        return ""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    if not lines:
-        return ""
-    last = _PREFIX.sub("", lines[-1]).strip()
-    return f" ({last if len(last) <= _WIDTH else last[: _WIDTH - 3] + '...'})"

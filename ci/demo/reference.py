@@ -35,7 +35,7 @@ class Upstream:
     def refusal(self, progress: Progress) -> str:
         """Why an engine with a fixed half does not start; empty if it does. Raises Failed."""
         found = self._places.refusal
-        with progress.waiting("upstream tries a fixed half", self._log):
+        with progress.waiting("upstream with a fixed half"):
             wait_for(lambda: found.exists() or self._process.poll() is not None, START_SECONDS)
         if not found.exists():
             raise self._failure()
@@ -43,7 +43,7 @@ class Upstream:
 
     def answers(self, progress: Progress) -> Answers:
         """Waits for them. Raises Failed."""
-        with progress.waiting("upstream's answers", self._log), suppress(subprocess.TimeoutExpired):
+        with progress.waiting("upstream's answers"), suppress(subprocess.TimeoutExpired):
             self._process.wait(_SECONDS)
         if self._process.poll() != 0:
             raise self._failure()

@@ -72,7 +72,7 @@ def make_models(places: Places) -> None:
 def demo(processes: Processes, places: Places, release: Path) -> Outcome:
     outcome, progress = Outcome(), Progress()
     say(f"making two small models, {', '.join(MODELS)}")
-    with progress.waiting("models are made"):
+    with progress.waiting("the models"):
         make_models(places)
     save(bursts(), places.workload)
     say(f"unpatched upstream starts: with a fixed {HALF // MIB} MiB, then to compute all answers")

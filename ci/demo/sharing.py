@@ -46,7 +46,7 @@ async def share(
 
 
 async def _ready(server: Server, session: aiohttp.ClientSession, progress: Progress) -> None:
-    with progress.waiting(f"server {server.name} starts", server.log):
+    with progress.waiting(f"server {server.name}"):
         await server.wait_until_ready(session)
     say(f"server {server.name} serves")
 
@@ -68,7 +68,7 @@ async def _play(
     right = sum(found == wanted for found, wanted in zip(answers, expected, strict=True))
     played = Played(burst.label, len(answers), right, begun, seconds, samples, sampler.now())
     peaks = bars(played.peaks, sampler.capacity)
-    say(f"  {burst.label:7} {right} of {len(answers)} right, {seconds:4.1f} s; peaks {peaks}")
+    say(f"  {burst.label:7}  {peaks} at most; {right} of {len(answers)} right, {seconds:.1f} s")
     return played
 
 

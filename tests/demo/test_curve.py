@@ -72,6 +72,22 @@ def test_the_figures_survive_their_file(tmp_path: Path) -> None:
     assert load(tmp_path / "new" / "demo.json") == CURVE
 
 
+def test_the_drawing_ends_soon_after_the_memory_is_given_back() -> None:
+    ended = [(0, 0)] * 100
+    seconds = [2.0 + number for number in range(100)]
+    long = replace(CURVE, seconds=CURVE.seconds + seconds, mapped=CURVE.mapped + ended)
+    assert long.last_held() == CURVE.last_held() == 1.2
+    assert replace(CURVE, mapped=[(0, 1)] * 4).last_held() == 1.5
+
+
+def test_saved_figures_can_be_drawn_again(tmp_path: Path) -> None:
+    save(CURVE, tmp_path / "demo.json")
+    module = draw.__code__.co_filename
+    command = [sys.executable, module, str(tmp_path / "demo.json"), str(tmp_path / "demo.png")]
+    subprocess.run(command, check=True)
+    assert pixels(tmp_path / "demo.png") == PIXELS
+
+
 def test_matplotlib_is_imported_only_to_draw_and_needs_no_screen() -> None:
     code = "import sys, curve; sys.exit(any(name.startswith('matplotlib') for name in sys.modules))"
     subprocess.run(
