@@ -1,14 +1,25 @@
 #!/bin/sh
-# demo.sh: two engines share one budget of memory. Each gets more than half of it when it needs it,
-# both answer exactly as unpatched upstream does, and nothing is left behind.
+# demo.sh [PNG]: two engines share one budget of memory. Each gets more than half of it when it needs
+# it, both answer exactly as unpatched upstream does, and nothing is left behind but a drawing of the
+# memory that each had mapped over time (PNG; build/demo.png by default) and its figures (.json).
 #
 # Makes its environment in a temporary folder, or uses $KVCACHED_VENV (made with ci/env.sh if need
 # be). Exits with 0 and a last line OK only if all that it shows is as promised.
 set -eu
+png=${1:-$(dirname "$0")/../build/demo.png}
+case $png in
+  *.png) ;;
+  *) echo "demo: $png: the name of the drawing must end in .png" >&2; exit 2 ;;
+esac
+mkdir -p "$(dirname "$png")" # fails now, not after minutes
+png=$(cd "$(dirname "$png")" && pwd)/$(basename "$png")
 cd "$(dirname "$0")/.."
 folder=$(mktemp -d "${TMPDIR:-/tmp}/kvcached-demo.XXXXXX")
 venv=${KVCACHED_VENV:-$folder/venv}
 export TMPDIR="$folder" # caches and sockets of whatever runs here go with the folder
+# So does compiled Python. It must be kept while this runs: eight processes import vLLM, and
+# compiling its 4,500 modules takes each 18 s.
+export PYTHONDONTWRITEBYTECODE="" PYTHONPYCACHEPREFIX="$folder/bytecode" MPLCONFIGDIR="$folder/matplotlib"
 group=""
 
 cleanup() {
@@ -39,4 +50,4 @@ run() { # run COMMAND...: in a process group of its own, so that all of it can b
 }
 
 run ci/env.sh "$venv"
-run "$venv/bin/python" ci/demo/run.py "$folder" "$(cd "$venv" && pwd)/upstream"
+run "$venv/bin/python" ci/demo/run.py "$folder" "$(cd "$venv" && pwd)/upstream" "$png"

@@ -66,7 +66,7 @@ apply_series() { # a tree that nobody touched since this script made it holds no
 
 install_all() {
   [ ! -e "$stamps/vllm" ] || pip install --no-deps --force-reinstall dist/kvcached_vllm_cpu-*.whl
-  set -- "$(echo dist/kvcached_core-*.whl)[tools,test,lint]" dist/kvcached_vllm_cpu-*.whl
+  set -- "$(echo dist/kvcached_core-*.whl)[tools,test,lint,demo]" dist/kvcached_vllm_cpu-*.whl
   # Six gigabytes in 20,000 files: uv takes a minute or two, pip on two cores up to ten.
   pip install uv
   "$dir/bin/uv" pip install --quiet --no-cache --python "$dir/bin/python" "$@" || {

@@ -35,6 +35,9 @@ gate_mypy_core() { have mypy && mypy --strict --no-error-summary --package kvcac
 gate_mypy_tools() {
   have mypy && MYPYPATH=tools mypy --strict --no-error-summary tools/*.py ci/*.py
 }
+gate_mypy_demo() {
+  have mypy && MYPYPATH=ci/demo:tests mypy --strict --no-error-summary ci/demo/*.py
+}
 gate_clang_format() {
   have clang-format || return 1
   files=$(find csrc -name '*.cc' -o -name '*.h' | sort)
@@ -54,7 +57,7 @@ gate_machine_paths() { # paths of one machine say nothing to another
   [ -z "$found" ] || { printf '%s\n' "$found" >&2; return 1; }
 }
 
-gates="ruff-check ruff-format mypy-core mypy-tools clang-format import-directions machine-paths"
+gates="ruff-check ruff-format mypy-core mypy-tools mypy-demo clang-format import-directions machine-paths"
 for name in "$@"; do
   case " $gates " in
     *" $name "*) ;;

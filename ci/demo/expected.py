@@ -1,6 +1,8 @@
-"""Computes every answer with whatever vLLM is first on PYTHONPATH: here upstream's, unpatched.
+"""What upstream does, unpatched: whatever vLLM is first on PYTHONPATH.
 
-python expected.py FOLDER: reads the workload there, writes the token ids, burst by burst.
+python expected.py FOLDER: writes there why an engine with a fixed half does not start, then reads
+the workload and writes the token ids of every answer, burst by burst. One process does both, since
+importing vLLM takes longer than either.
 """
 
 from __future__ import annotations
@@ -11,18 +13,34 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from scene import CAPACITY, MODELS, Places, engine_arguments
+from scene import CAPACITY, HALF, MODELS, Places, engine_arguments
 from workload import Burst, load
 
 Answers = list[list[list[int]]]  # burst, request, token
 
 
-def answer(places: Places, model: str, bursts: list[Burst]) -> dict[tuple[int, int], list[int]]:
-    """The answers of one model's requests, by burst and request."""
-    from vllm import LLM, SamplingParams  # noqa: PLC0415 (after the check in main)
+def start(places: Places, model: str, memory: int) -> Any:
+    """An engine with that much memory for its KV cache. Raises ValueError if it is too little."""
+    from vllm import LLM  # noqa: PLC0415 (after the check in main)
 
     arguments: dict[str, Any] = engine_arguments()
-    engine = LLM(str(places.model(model)), kv_cache_memory_bytes=CAPACITY, **arguments)
+    return LLM(str(places.model(model)), kv_cache_memory_bytes=memory, **arguments)
+
+
+def refusal(places: Places) -> str:
+    """Why an engine with half of the memory does not start; empty if it does, or else fails."""
+    try:
+        start(places, MODELS[-1], HALF)
+    except ValueError as error:
+        return str(error) if "KV cache is needed" in str(error) else ""
+    return ""
+
+
+def answer(places: Places, model: str, bursts: list[Burst]) -> dict[tuple[int, int], list[int]]:
+    """The answers of one model's requests, by burst and request."""
+    from vllm import SamplingParams  # noqa: PLC0415
+
+    engine = start(places, model, CAPACITY)
     asked = [
         ((i, j), request)
         for i, burst in enumerate(bursts)
@@ -41,6 +59,9 @@ def main() -> None:
     places = Places(Path(sys.argv[1]))
     if importlib.util.find_spec("vllm.v1.kv_storage") is not None:
         sys.exit("expected.py: the vLLM here is the fork; put upstream's first on PYTHONPATH")
+    draft = places.refusal.with_suffix(".new")
+    draft.write_text(refusal(places))
+    draft.rename(places.refusal)  # whoever waits for it finds it whole
     bursts = load(places.workload)
     found: dict[tuple[int, int], list[int]] = {}
     for model in MODELS:

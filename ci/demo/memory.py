@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from scene import DEVICE, MODELS
@@ -16,12 +18,19 @@ _LOOKS = 20
 Mapped = tuple[int, ...]  # bytes, in the order of MODELS
 
 
+@dataclass(frozen=True)
+class Sample:
+    seconds: float  # since the sampler began
+    mapped: Mapped
+
+
 class Sampler:
     """Samples in a thread of its own from construction until stop()."""
 
     def __init__(self, directory: Path) -> None:
         self._budget = Budget.open(str(directory), DEVICE, 0, 0)
-        self._samples: list[Mapped] = []
+        self._began = time.monotonic()
+        self._samples: list[Sample] = []
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
         self._thread.start()
@@ -42,12 +51,16 @@ class Sampler:
     def members(self) -> list[str]:
         return [row.instance for row in self._budget.rows()]
 
-    def mark(self) -> int:
-        """Names this moment for since()."""
-        return len(self._samples)
+    def seconds(self) -> float:
+        """Since the sampler began."""
+        return time.monotonic() - self._began
 
-    def since(self, mark: int) -> list[Mapped]:
-        return [*self._samples[mark:], self.now()]
+    def samples(self) -> list[Sample]:
+        return list(self._samples)
+
+    def since(self, seconds: float) -> list[Mapped]:
+        """What was mapped from then on, this moment included."""
+        return [s.mapped for s in self.samples() if s.seconds >= seconds] + [self.now()]
 
     def stop(self) -> None:
         self._stopped.set()
@@ -55,4 +68,5 @@ class Sampler:
 
     def _run(self) -> None:
         while not self._stopped.wait(_EVERY_S):
-            self._samples.append(self.now())
+            mapped = self.now()
+            self._samples.append(Sample(round(self.seconds(), 3), mapped))

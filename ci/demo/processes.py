@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 _SHM = "/dev/shm/"
 

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from memory import Mapped
+from curve import Curve, Span
+from memory import Mapped, Sample
 from scene import HALF, MIB, MODELS
 
 
 @dataclass(frozen=True)
 class Played:
-    """One burst: what was asked, how long it took, what was mapped meanwhile and after."""
+    """One burst: what was asked, when, how long it took, what was mapped meanwhile and after."""
 
     label: str
     requests: int
     right: int
+    begun: float  # in the sampler's seconds
     seconds: float
     samples: list[Mapped]
     after: Mapped
 
     def peak(self, index: int) -> int:
         return max(sample[index] for sample in self.samples)
+
+    @property
+    def peaks(self) -> Mapped:
+        return tuple(self.peak(index) for index in range(len(MODELS)))
 
     @property
     def peak_total(self) -> int:
@@ -34,6 +40,8 @@ class Outcome:
     played: list[Played] = field(default_factory=list)
     stopped: dict[str, int | None] = field(default_factory=dict)
     left_behind: list[str] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    told_to_end: float = 0  # in the sampler's seconds
 
     def problems(self) -> list[str]:
         """All that is not as promised; empty is a success."""
@@ -59,13 +67,32 @@ class Outcome:
     def _highest(self) -> int:
         return max((burst.peak_total for burst in self.played), default=0)
 
+    def curve(self) -> Curve:
+        """All samples, with the bursts: the models that a burst's label names were busy."""
+        return Curve(
+            capacity=self.capacity,
+            half=HALF,
+            engines=MODELS,
+            seconds=[sample.seconds for sample in self.samples],
+            mapped=[sample.mapped for sample in self.samples],
+            bursts=[
+                Span(
+                    burst.label,
+                    burst.begun,
+                    burst.seconds,
+                    tuple(i for i, model in enumerate(MODELS) if model in burst.label.split()),
+                )
+                for burst in self.played
+            ],
+            stopped=self.told_to_end,
+        )
+
     def lines(self) -> list[str]:
         head = ["burst", "requests", "seconds", *(f"peak {m}" for m in MODELS), "peak sum"]
         head += [f"{m} after" for m in MODELS]
         rows = [head]
         for burst in self.played:
-            peaks = [burst.peak(index) for index in range(len(MODELS))]
-            memory = [*peaks, burst.peak_total, *burst.after]
+            memory = [*burst.peaks, burst.peak_total, *burst.after]
             row = [burst.label, str(burst.requests), f"{burst.seconds:.1f}"]
             rows.append(row + [_mib(n) for n in memory])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

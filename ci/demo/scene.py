@@ -51,6 +51,10 @@ class Places:
         return self.root / "workload.json"
 
     @property
+    def refusal(self) -> Path:
+        return self.root / "refusal.txt"
+
+    @property
     def expected(self) -> Path:
         return self.root / "expected.json"
 

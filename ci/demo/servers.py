@@ -1,4 +1,4 @@
-"""The engines as users start them: `vllm serve`, the fork, elastic or with a fixed half each."""
+"""The engines as users start them: `vllm serve`, the fork, elastic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from scene import (
     BUDGET,
     CAPACITY,
     FLOOR,
-    HALF,
     PAGE_BYTES,
     Places,
     command_line,
@@ -41,7 +40,7 @@ class Failed(Exception):
 @dataclass
 class Server:
     name: str
-    places: Places
+    log: Path
     port: int
     process: subprocess.Popen[bytes]
 
@@ -91,16 +90,18 @@ class Server:
         counts = [line for line in lines if line.startswith("vllm:num_preemptions_total")]
         return int(sum(float(line.split()[-1]) for line in counts))
 
-    def stop(self) -> int | None:
-        """Its exit status after SIGTERM; None when it did not end in time."""
+    def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
+
+    def ended(self) -> int | None:
+        """Its exit status; None when it did not end in time."""
         try:
             return self.process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             return None
 
     def failure(self, what: str) -> Failed:
-        end = "\n  | ".join(last_lines(self.places.log(f"server-{self.name}")))
+        end = "\n  | ".join(last_lines(self.log))
         return Failed(f"server {self.name} {what}\n  | {end}")
 
 
@@ -117,16 +118,8 @@ def start_elastic(processes: Processes, places: Places, model: str) -> Server:
     port = _free_port()
     command = _serve(places, model, port)
     command += ["--kv-storage-backend", "kvcached", "--kv-storage-config", json.dumps(config)]
-    process = processes.start(command, places.log(f"server-{model}"), _cores(model))
-    return Server(model, places, port, process)
-
-
-def start_static_half(processes: Processes, places: Places, model: str) -> Server:
-    """An engine with the default storage and half of the memory; it must refuse to start."""
-    port = _free_port()
-    command = [*_serve(places, model, port), "--kv-cache-memory-bytes", str(HALF)]
-    process = processes.start(command, places.log("server-half"), _cores(model))
-    return Server("half", places, port, process)
+    log = places.log(f"server-{model}")
+    return Server(model, log, port, processes.start(command, log, _cores(model)))
 
 
 def _cores(model: str) -> dict[str, str]:

@@ -140,3 +140,14 @@ def test_interrupt_leaves_nothing(stage: Stage, number: signal.Signals, stop_in_
     assert not lives(pid)
     assert list(stage.temporary.iterdir()) == []
     assert not stage.shared.exists()
+
+
+def test_a_drawing_that_cannot_be_made_is_refused_at_once(stage: Stage, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name, said in [("demo.jpg", "must end in .png"), ("file/demo.png", "file")]:
+        done = subprocess.run(
+            [str(stage.script), name], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode != 0
+        assert said in done.stderr
+    assert list(stage.temporary.iterdir()) == []

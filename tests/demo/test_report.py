@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from memory import Sample
 from report import Outcome, Played
 from scene import CAPACITY, HALF, MIB
 
@@ -12,10 +13,12 @@ def good() -> Outcome:
         capacity=CAPACITY,
         refusal="needs more than there is",
         played=[
-            Played("A 1", 8, 8, 1.0, [(0, 0), (HALF + MIB, 2 * MIB)], (HALF, 0)),
-            Played("B 1", 8, 8, 1.0, [(HALF - MIB, HALF + MIB)], (0, HALF)),
+            Played("A 1", 8, 8, 0.5, 1.0, [(0, 0), (HALF + MIB, 2 * MIB)], (HALF, 0)),
+            Played("B 1", 8, 8, 2.5, 1.0, [(HALF - MIB, HALF + MIB)], (0, HALF)),
         ],
         stopped={"A": 0, "B": 0},
+        samples=[Sample(0.1, (0, 0)), Sample(0.7, (HALF + MIB, 2 * MIB))],
+        told_to_end=4.0,
     )
 
 
@@ -50,3 +53,13 @@ def test_the_table_has_a_row_a_burst_and_the_totals() -> None:
     assert lines[1].split()[:4] == ["A", "1", "8", "1.0"]
     assert "answers equal to upstream's: 16 of 16" in lines
     assert "most mapped at a time 256 MiB" in lines[-1]
+
+
+def test_the_curve_has_all_samples_and_the_bursts_with_who_was_busy() -> None:
+    outcome = change(good(), 1, label="A and B")
+    curve = outcome.curve()
+    assert curve.seconds == [0.1, 0.7]
+    assert curve.stopped == 4.0
+    assert curve.of(0) == [0, HALF / MIB + 1]
+    assert [(b.begun, b.seconds) for b in curve.bursts] == [(0.5, 1.0), (2.5, 1.0)]
+    assert [b.engines for b in curve.bursts] == [(0,), (0, 1)]

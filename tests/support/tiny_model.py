@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def make_tiny_llama(directory: Path, shape: TinyLlama = DEFAULT) -> Path:
     return directory
 
 
-def _byte_tokenizer():  # type: ignore[no-untyped-def]
+def _byte_tokenizer() -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -17,6 +17,7 @@ FILES = {
     "kvcached_core/config/__init__.py": "LIMIT: int = 1\n",
     "kvcached_core/pool/__init__.py": '"""Pool."""\n',
     "tools/tool.py": "print(1)\n",
+    "ci/demo/run.py": "print(1)\n",
     "csrc/bind/module.cc": '#include "pool/ledger.h"\n#include "vmm/arena.h"\n',
     "csrc/pool/ledger.h": "#include <vector>\n",
     "csrc/vmm/arena.h": '#include "vmm/driver.h"\n',
@@ -59,7 +60,7 @@ def lint(root: Path, *gates: str, **env: str) -> tuple[int, str]:
 def test_small_tree_is_green(root: Path) -> None:
     code, text = lint(root)
     assert code == 0, text
-    assert text.count(": ok") == 7
+    assert text.count(": ok") == 8
 
 
 @pytest.mark.parametrize(
@@ -69,6 +70,7 @@ def test_small_tree_is_green(root: Path) -> None:
         ("ruff-format", "tools/tool.py", "print( 1 )\n", "tools/tool.py"),
         ("mypy-core", "kvcached_core/pool/x.py", "def f(x):\n    return x\n", "no-untyped-def"),
         ("mypy-tools", "tools/tool.py", 'x: int = "a"\n', "Incompatible types"),
+        ("mypy-demo", "ci/demo/run.py", 'x: int = "a"\n', "Incompatible types"),
         ("clang-format", "csrc/vmm/driver.h", "int   x ;\n", "clang-format-violations"),
         ("import-directions", "kvcached_core/vmm/x.py", "import kvcached_core.pool\n", "not below"),
         ("machine-paths", "docs/x.md", "see /{}/main\n".format("work"), "docs/x.md:1"),

@@ -1,0 +1,56 @@
+"""What is awaited is said while it is; the bars are as long as the memory."""
+
+from __future__ import annotations
+
+import time
+
+import progress as progress_module
+import pytest
+from progress import Progress, bars, show_live
+from scene import CAPACITY, HALF
+
+DEADLINE_S = 30  # guards against a hang
+
+
+def read_until(capsys: pytest.CaptureFixture[str], wanted: str) -> str:
+    deadline, text = time.monotonic() + DEADLINE_S, ""
+    while wanted not in text:
+        assert time.monotonic() < deadline, text
+        text += capsys.readouterr().out
+        time.sleep(0.01)
+    return text
+
+
+def test_all_that_is_awaited_is_named_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(every=0.02)
+    with progress.waiting("server A"), progress.waiting("upstream's answers"):
+        read_until(capsys, "... waiting for server A (0 s), upstream's answers (0 s)\n")
+
+
+def test_what_is_over_is_no_longer_named(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(every=0.02)
+    with progress.waiting("one"):
+        read_until(capsys, "one (")
+    with progress.waiting("two"):
+        read_until(capsys, "waiting for two (")
+
+
+def test_bars_are_as_long_as_what_is_mapped_and_show_the_half() -> None:
+    text = bars((HALF, CAPACITY), CAPACITY)
+    assert text == f"A [{'#' * 10}|{'.' * 10}] 128 MiB  B [{'#' * 10}|{'#' * 10}] 256 MiB"
+    assert f"[{'.' * 10}|{'.' * 10}]   0 MiB" in bars((0, 0), CAPACITY)
+
+
+def test_the_live_line_is_one_line_of_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_module, "_LIVE", True)
+    show_live("A and B", (HALF, HALF), CAPACITY)
+    text = capsys.readouterr().out
+    assert "\n" not in text and text.startswith("\r")
+    assert len(text.removeprefix("\r\x1b[K")) < 80
+
+
+def test_there_is_no_live_line_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
+    show_live("A and B", (HALF, HALF), CAPACITY)
+    assert capsys.readouterr().out == ""
