@@ -173,6 +173,21 @@ def test_what_nobody_can_give_is_not_waited_for(make: Make) -> None:
     assert waits.get("wait_event", 0) == 0
 
 
+def test_what_the_limit_forbids_is_asked_of_nobody(make: Make) -> None:
+    one, _ = make("one", limit=4 * PAGE), make("two")
+    running = one.admit(list(range(2 * (4 * PER_PAGE - 1))))
+    assert running is not None
+    one.step()
+    one.settle()
+    calls = one.count_segment_calls()
+    for _ in range(5):
+        assert one.extend(running, 1) is False
+        one.step()
+        one.settle()
+    assert calls.get("request", 0) <= 1
+    assert calls.get("set_wish", 0) == 0
+
+
 def test_an_engine_that_is_asked_to_give_does_not_wait(make: Make) -> None:
     one = make("one", reclaim_wait_ms=1000)
     running = one.admit(list(range(2 * (PER_PAGE - 1))))

@@ -48,6 +48,7 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         self._page_bytes = plan.page_bytes
         self._per_page = plan.blocks_per_page
         self._bound = _bound_in_pages(plan)
+        self._limit_pages = plan.limit // self._page_bytes
         self._floor_pages = -(-plan.floor // self._page_bytes)
         self._segment = Segment.open(str(plan.segment))
         self._rows = [self._row_of(rank) for rank in range(plan.num_ranks)]
@@ -366,7 +367,7 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         coming = self._segment.outstanding()
         wanted = self._policy.pages_to_grow(ledger.empty_pages(), coming, short_pages)
         wanted = min(wanted, ledger.pages("virtual"))
-        needed = max(0, due_pages - coming)
+        needed = 0 if self._is_refused() else max(0, due_pages - coming)
         if wanted > needed:
             wanted = max(needed, min(wanted, self._spare_pages()))
         pages = ledger.plan_growth(wanted)
@@ -375,14 +376,18 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
 
     def _spare_pages(self) -> int:
         """Pages that can be had without taking what a neighbour has or waits for."""
-        if self._refused_at == self._budget.event():
-            return 0  # nothing has changed since a rank said no
+        if self._is_refused():
+            return 0
         pages = self._free_pages()
         if pages and any(
             other.want and other.instance != self.plan.instance for other in self._budget.rows()
         ):
             return 0
         return pages
+
+    def _is_refused(self) -> bool:
+        """Whether a rank said no, and nothing has changed in the record since."""
+        return self._refused_at == self._budget.event()
 
     def _settle(self) -> None:
         """Takes in what the ranks have done since the last look."""
@@ -445,6 +450,8 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
             self._evicting = False
 
     def _publish_wish(self, pages: int) -> None:
+        # What the limit forbids, no neighbour can give.
+        pages = min(pages, max(0, self._limit_pages - self.ledger.pages("owned")))
         if pages != self._wish:
             self._wish = pages
             self._segment.set_wish(pages)
