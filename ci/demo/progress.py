@@ -18,17 +18,26 @@ _BEGAN = time.monotonic()
 
 
 class Progress:
-    """Says every `every` seconds what is awaited, if anything; from any thread."""
+    """Within `with`, says every `every` seconds what is awaited, if anything."""
 
     def __init__(self, every: float = _EVERY_S) -> None:
         self._waits: list[tuple[str, float]] = []  # what, since when
         self._lock = threading.Lock()
         self._every = every
-        threading.Thread(target=self._run, name="progress", daemon=True).start()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+
+    def __enter__(self) -> Progress:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """While this lasts, `what` is named."""
+        """While this lasts, `what` is named. From any thread."""
         wait = (what, time.monotonic())
         with self._lock:
             self._waits.append(wait)
@@ -39,8 +48,7 @@ class Progress:
                 self._waits.remove(wait)
 
     def _run(self) -> None:
-        while True:
-            time.sleep(self._every)
+        while not self._stopped.wait(self._every):
             now = time.monotonic()
             with self._lock:
                 waits = [f"{what} ({now - begun:.0f} s)" for what, begun in self._waits]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
-from contextlib import suppress
+import time
 from pathlib import Path
 
 from expected import Answers
@@ -41,10 +42,12 @@ class Upstream:
             raise self._failure()
         return found.read_text()
 
-    def answers(self, progress: Progress) -> Answers:
+    async def answers(self, progress: Progress) -> Answers:
         """Waits for them. Raises Failed."""
-        with progress.waiting("upstream's answers"), suppress(subprocess.TimeoutExpired):
-            self._process.wait(_SECONDS)
+        deadline = time.monotonic() + _SECONDS
+        with progress.waiting("upstream's answers"):
+            while self._process.poll() is None and time.monotonic() < deadline:
+                await asyncio.sleep(0.2)  # no thread: an interrupt would have to wait for it
         if self._process.poll() != 0:
             raise self._failure()
         found: Answers = json.loads(self._places.expected.read_text())

@@ -69,8 +69,8 @@ def make_models(places: Places) -> None:
         make_tiny_llama(places.model(name), shape)
 
 
-def demo(processes: Processes, places: Places, release: Path) -> Outcome:
-    outcome, progress = Outcome(), Progress()
+def demo(processes: Processes, places: Places, release: Path, progress: Progress) -> Outcome:
+    outcome = Outcome()
     say(f"making two small models, {', '.join(MODELS)}")
     with progress.waiting("the models"):
         make_models(places)
@@ -80,7 +80,7 @@ def demo(processes: Processes, places: Places, release: Path) -> Outcome:
     outcome.refusal = upstream.refusal(progress)
     say(f"a fixed {HALF // MIB} MiB each: {outcome.refusal or 'NOT refused'}")
     say(f"beside it, starting two `vllm serve` that share {CAPACITY // MIB} MiB")
-    asyncio.run(share(processes, places, outcome, progress, lambda: upstream.answers(progress)))
+    asyncio.run(share(processes, places, outcome, progress, upstream))
     return outcome
 
 
@@ -99,7 +99,8 @@ def main() -> int:
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     processes = Processes(places.root, environment(places))
     try:
-        outcome = demo(processes, places, Path(sys.argv[2]))
+        with Progress() as progress:
+            outcome = demo(processes, places, Path(sys.argv[2]), progress)
         keep_curve(outcome, png)
     except Failed as failure:
         say(f"FAILED: {failure}")

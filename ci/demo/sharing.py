@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import aiohttp
-from expected import Answers
 from memory import Sampler
 from processes import Processes, wait_for
 from progress import Progress, bars, say, show_live
+from reference import Upstream
 from report import Outcome, Played
 from scene import MIB, MODELS, Places
 from servers import Server, start_elastic
@@ -25,13 +25,13 @@ async def share(
     places: Places,
     outcome: Outcome,
     progress: Progress,
-    answers: Callable[[], Answers],
+    upstream: Upstream,
 ) -> None:
-    """Starts both engines, plays the bursts when `answers` has returned, stops the engines."""
+    """Starts both engines, plays the bursts when upstream has answered, stops the engines."""
     servers = {model: start_elastic(processes, places, model) for model in MODELS}
     async with aiohttp.ClientSession() as session:
         ready = (_ready(server, session, progress) for server in servers.values())
-        expected, _ = await asyncio.gather(asyncio.to_thread(answers), asyncio.gather(*ready))
+        expected, _ = await asyncio.gather(upstream.answers(progress), asyncio.gather(*ready))
         processes.note_shared_memory()
         sampler = Sampler(places.budget)
         outcome.capacity = sampler.capacity

@@ -9,7 +9,7 @@ import pytest
 from progress import Progress, bars, show_live
 from scene import CAPACITY, HALF
 
-DEADLINE_S = 30  # guards against a hang
+DEADLINE_S = 10  # guards against a hang
 
 
 def read_until(capsys: pytest.CaptureFixture[str], wanted: str) -> str:
@@ -22,17 +22,20 @@ def read_until(capsys: pytest.CaptureFixture[str], wanted: str) -> str:
 
 
 def test_all_that_is_awaited_is_named_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(every=0.02)
-    with progress.waiting("server A"), progress.waiting("upstream's answers"):
+    with (
+        Progress(every=0.02) as progress,
+        progress.waiting("server A"),
+        progress.waiting("upstream's answers"),
+    ):
         read_until(capsys, "... waiting for server A (0 s), upstream's answers (0 s)\n")
 
 
 def test_what_is_over_is_no_longer_named(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(every=0.02)
-    with progress.waiting("one"):
-        read_until(capsys, "one (")
-    with progress.waiting("two"):
-        read_until(capsys, "waiting for two (")
+    with Progress(every=0.02) as progress:
+        with progress.waiting("one"):
+            read_until(capsys, "one (")
+        with progress.waiting("two"):
+            read_until(capsys, "waiting for two (")
 
 
 def test_bars_are_as_long_as_what_is_mapped_and_show_the_half() -> None:
