@@ -78,7 +78,8 @@ def demo(processes: Processes, places: Places, release: Path, progress: Progress
     say(f"unpatched upstream starts: with a fixed {HALF // MIB} MiB, then to compute all answers")
     upstream = Upstream(processes, places, release)
     outcome.refusal = upstream.refusal(progress)
-    say(f"a fixed {HALF // MIB} MiB each: {outcome.refusal or 'NOT refused'}")
+    reason = outcome.refusal.partition(". ")[0]  # advice follows
+    say(f"a fixed {HALF // MIB} MiB each: {reason or 'NOT refused'}")
     say(f"beside it, starting two `vllm serve` that share {CAPACITY // MIB} MiB")
     asyncio.run(share(processes, places, outcome, progress, upstream))
     return outcome
