@@ -8,6 +8,8 @@ set -eu
 cd "$(dirname "$0")/.."
 KVCACHED_VENV=${KVCACHED_VENV:-$PWD/.venv}
 export KVCACHED_VENV
+# Where compiled Python is not kept, each engine's process compiles thousands of modules again.
+export PYTHONDONTWRITEBYTECODE="" PYTHONPYCACHEPREFIX="$KVCACHED_VENV/pycache"
 started=$(date +%s)
 
 part() { # part NAME COMMAND...: says when it starts, and how long it took

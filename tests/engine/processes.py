@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 from support.tiny_model import make_tiny_llama
 
+PROC = Path("/proc")
 TESTS = Path(__file__).resolve().parents[1]
 UPSTREAM = Path(os.environ.get("KVCACHED_UPSTREAM", Path(sys.prefix) / "upstream"))
 DEADLINE_S = 900  # guards against a hang: on two idle cores no run takes 100
@@ -47,21 +47,34 @@ class Started:
     made: Path
 
     def kill(self) -> None:
-        """SIGKILL to all that is left of it."""
+        """SIGKILL to all that is left of it; what they shared by name is removed."""
+        shared = self._shared_memory()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        for path in shared:  # their resource tracker died with them
+            path.unlink(missing_ok=True)
 
-    def wait_for_log(self, text: str) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while text not in self.log.read_text(errors="replace"):
-            said = self.log.read_text(errors="replace")[-4000:]
-            assert self.process.poll() is None and time.monotonic() < deadline, said
-            time.sleep(0.1)
+    def _shared_memory(self) -> set[Path]:
+        maps = [m for m in PROC.glob("[0-9]*/maps") if _session(m.parent) == self.process.pid]
+        lines = [line for m in maps for line in _lines(m) if "/dev/shm/psm_" in line]
+        return {Path(line.split()[-1]) for line in lines}
 
     def run(self) -> Run:
         result = json.loads(self.made.read_text()) if self.made.exists() else None
         return Run(self.process.returncode, self.log.read_text(errors="replace"), result)
+
+
+def _session(process: Path) -> int | None:
+    lines = _lines(process / "stat")
+    return int(lines[0].rpartition(")")[2].split()[3]) if lines else None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:  # it has ended
+        return []
 
 
 class Engines:
