@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvcached_core.budget import Budget, Rank, RowInfo, Segment
+from kvcached_core.budget import Budget, Grant, Rank, RowInfo, Segment
 from kvcached_core.vmm import Arena, DriverError, FaultyDriver, HostDriver
 
 DEVICE = "host:rank"
+PLENTY = 1 << 60  # free bytes of the device: not what limits here
 GRANULE = 64 * 1024
 EXTENTS = (GRANULE, 2 * GRANULE)  # of one page, a tensor each
 PAGE = sum(EXTENTS)
@@ -51,6 +52,16 @@ def set_word(path: str, at: int, value: int) -> None:
     with Path(path).open("r+b") as file:
         file.seek(at)
         file.write(struct.pack("I", value))
+
+
+def check_all_is_free(directory: Path, name: str) -> None:
+    """A newcomer of that name gets the whole capacity, and nobody else is there."""
+    budget = Budget.open(str(directory), DEVICE, 0, 0)
+    row = budget.join(name, 0, budget.capacity())
+    assert budget.lease(row, budget.capacity(), PLENTY, 1000) == Grant.GRANTED
+    budget.unlease(row, budget.capacity())
+    budget.leave(row)
+    assert budget.rows() == []
 
 
 @dataclass

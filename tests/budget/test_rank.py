@@ -25,18 +25,17 @@ from rank_rig import (
     GROW_HEAD_AT,
     PAGE,
     PATIENCE_S,
+    PLENTY,
     RING_AT,
     Rig,
+    check_all_is_free,
     eventually,
     rig,
     set_word,
 )
 
-from kvcached_core.budget import Budget, BudgetError, Grant, Rank, Segment
+from kvcached_core.budget import BudgetError, Grant, Rank, Segment
 from kvcached_core.vmm import Arena, DriverError, FaultyDriver, HostDriver, Quarantined
-
-PLENTY = 1 << 60
-
 
 # --- growth ---
 
@@ -592,9 +591,4 @@ def test_a_killed_engine_gives_its_bytes_to_a_neighbour(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait(PATIENCE_S)
         process.stdout.close()
-        budget = Budget.open(str(tmp_path), DEVICE, 0, 0)
-        row = budget.join(f"neighbour-{seed}", 0, budget.capacity())
-        assert budget.lease(row, budget.capacity(), PLENTY, 1000) == Grant.GRANTED
-        budget.unlease(row, budget.capacity())
-        budget.leave(row)
-        assert budget.rows() == []
+        check_all_is_free(tmp_path, f"neighbour-{seed}")

@@ -7,12 +7,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from rank_rig import DEVICE, EXTENTS, GRANULE, PATIENCE_S, Rig
+from rank_rig import EXTENTS, GRANULE, PATIENCE_S, Rig, check_all_is_free
 
-from kvcached_core.budget import Budget, Grant
 from kvcached_core.vmm import FaultyDriver, HostDriver
 
-PLENTY = 1 << 60
 SHARED = (3 * GRANULE // 2, GRANULE // 3 + 1)
 
 
@@ -52,11 +50,6 @@ def test_death_in_any_driver_call_gives_everything_back(
 ) -> None:
     n = 1
     while died(tmp_path, extents, n, after):
-        budget = Budget.open(str(tmp_path), DEVICE, 0, 0)
-        row = budget.join(f"neighbour-{n}-{after}", 0, budget.capacity())
-        assert budget.lease(row, budget.capacity(), PLENTY, 1000) == Grant.GRANTED
-        budget.unlease(row, budget.capacity())
-        budget.leave(row)
-        assert budget.rows() == []
+        check_all_is_free(tmp_path, f"neighbour-{n}-{after}")
         n += 1
     assert n > 40  # driver calls that one life makes
