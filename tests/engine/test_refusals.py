@@ -163,7 +163,7 @@ def test_option_is_refused_by_its_name(
 @pytest.mark.parametrize(
     ("storage", "text"),
     [
-        ({"capcity": "1GiB"}, "unknown key 'capcity'; allowed are budget, "),
+        ({"capcity": "1GiB"}, "unknown key 'capcity'; allowed are "),
         ({"capacity": "1 gigabyte"}, "capacity: found '1 gigabyte'"),
         ({"capacity": "0B"}, "capacity: found '0B'"),
         ({"capacity": None}, "capacity: found None"),
