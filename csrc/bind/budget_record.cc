@@ -49,7 +49,7 @@ void bind_budget_record(py::module_& m) {
       .value("MISSED", Grant::kMissed);
   bind_row_info(m);
 
-  // Without the interpreter lock wherever a call may block or enter the system.
+  // Without the interpreter lock wherever a call may block.
   const py::call_guard<py::gil_scoped_release> released;
   py::class_<Budget, std::shared_ptr<Budget>>(m, "Budget")
       .def_static("open", &Budget::open, py::arg("directory"), py::arg("device"),
@@ -82,8 +82,9 @@ void bind_budget_record(py::module_& m) {
       .def("reachable", &Budget::reachable, py::arg("row"), py::arg("device_free"))
       .def("set_want", &Budget::set_want, py::arg("row"), py::arg("bytes"), released)
       .def("set_idle", &Budget::set_idle, py::arg("row"), py::arg("bytes"))
+      .def("others_want", &Budget::others_want, py::arg("row"))
       .def("reclaim_target", &Budget::reclaim_target, py::arg("row"),
-           py::arg("device_free") = budget::kNotSampled, released)
+           py::arg("device_free") = budget::kNotSampled)
       .def("fair_share", &Budget::fair_share, py::arg("row"),
            py::arg("device_free") = budget::kNotSampled)
       .def(

@@ -94,6 +94,7 @@ void bind_segment(py::module_& m) {
       .def("is_quarantined", &Segment::is_quarantined, py::arg("page"))
       .def("set_wish", &Segment::set_wish, py::arg("pages"))
       .def("set_idle", &Segment::set_idle, py::arg("pages"))
+      .def("ring_ranks", &Segment::ring_ranks)
       .def(
           "record",
           [](Segment& s, const std::vector<std::int32_t>& pages, const std::string& from,

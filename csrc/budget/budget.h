@@ -132,6 +132,8 @@ class Budget : public std::enable_shared_from_this<Budget> {
   // Advice: bytes that this row's requests may use, all in all, while another row wants memory: its
   // part by weight, see fair_share.h. Its limit while nobody else wants any. No lock.
   virtual Bytes fair_share(int row, Bytes device_free = kNotSampled) const = 0;
+  // Whether a row of another instance than this row's wants memory. No lock.
+  virtual bool others_want(int row) const = 0;
 
   // Blocks (futex, interpreter lock released by the binding) until the record's event counter
   // differs from `seen`, the deadline passes or a signal arrives; returns the counter. set_want,

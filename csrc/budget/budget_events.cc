@@ -2,8 +2,10 @@
 #include <linux/futex.h>
 #include <sys/syscall.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
+#include <iterator>
 
 #include "budget/lock_table.h"
 #include "budget/shared_budget.h"
@@ -31,6 +33,18 @@ Bytes SharedBudget::reclaim_target(int row, Bytes device_free) const {
     if (holding.want != 0 && !file_.locks().alive(holding.row)) holding.want = 0;
   }
   return budget::reclaim_target(all, row, {device_free, kNotSampled});
+}
+
+bool SharedBudget::others_want(int row) const {
+  const Row& mine = record().rows[row];
+  for (const Row& other : record().rows) {
+    if (other.want.load() == 0 || other.taken.load() == 0) continue;
+    const bool same =
+        std::equal(std::begin(other.name), std::end(other.name), std::begin(mine.name),
+                   [](const Word& a, const Word& b) { return a.load() == b.load(); });
+    if (!same) return true;
+  }
+  return false;
 }
 
 void SharedBudget::bump() {

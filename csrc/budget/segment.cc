@@ -149,7 +149,12 @@ void Segment::set_wish(std::uint32_t pages) {
 
 void Segment::set_idle(std::uint32_t pages) {
   check_process();
-  if (header_->idle_pages.exchange(pages) != pages) futex_bump(header_->doorbell);
+  header_->idle_pages.store(pages);
+}
+
+void Segment::ring_ranks() {
+  check_process();
+  futex_bump(header_->doorbell);
 }
 
 std::string Segment::failure() const {

@@ -99,7 +99,11 @@ class Segment {
   bool is_quarantined(std::int32_t page) const;  // by any rank
   // Rings only if the number is another than before.
   void set_wish(std::uint32_t pages);
+  // Rings nobody, so that it may change in each step: the ranks read it when they are rung, and
+  // once a second.
   void set_idle(std::uint32_t pages);
+  // Makes the ranks look; from any thread.
+  void ring_ranks();
   // Records what request() and poll() do not: what becomes of pages that an update names.
   void record(const std::vector<std::int32_t>& pages, TracedState from, TracedState to,
               std::uint64_t epoch);

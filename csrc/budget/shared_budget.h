@@ -70,6 +70,7 @@ class SharedBudget final : public Budget {
     return budget::reachable(snapshot(record()), row, {device_free, kNotSampled});
   }
   Bytes reclaim_target(int row, Bytes device_free) const override;
+  bool others_want(int row) const override;
 
  private:
   Record& record() const { return file_.record(); }

@@ -293,14 +293,15 @@ def test_a_page_retired_while_a_step_maps_it_is_not_forgotten(tmp_path: Path) ->
 # --- wish and idle ---
 
 
-def test_wish_and_idle_reach_the_record_and_ring_once(tmp_path: Path) -> None:
+def test_idle_rings_nobody_and_a_wish_once(tmp_path: Path) -> None:
     with rig(tmp_path) as engine:
         member = engine.join()
         rung = engine.doorbell()
+        engine.segment.set_idle(2)
+        assert engine.doorbell() == rung
         for _ in range(3):
             engine.segment.set_wish(3)
-            engine.segment.set_idle(2)
-        assert engine.doorbell() == rung + 2
+        assert engine.doorbell() == rung + 1
         eventually(lambda: member.info().want == 3 * PAGE, "want")
         eventually(lambda: member.info().idle == 2 * PAGE, "idle")
         event = engine.budget.event()
@@ -328,13 +329,21 @@ def test_a_steady_state_calls_no_driver_and_rings_nobody(tmp_path: Path) -> None
 
         eventually(lambda: member.rank.counters()["mapped_ahead"] == 2, "settled")
         before = state()
-        for _ in range(100):
+        for turn in range(100):
             member.rank.make_ready([])
             member.rank.make_ready([1, 2])
             engine.segment.request([])
             engine.segment.set_wish(0)
-            engine.segment.set_idle(1)
+            engine.segment.set_idle(turn % 2)
         assert state() == before
+
+
+def test_idle_reaches_the_record_at_a_ring(tmp_path: Path) -> None:
+    with rig(tmp_path) as engine:
+        member = engine.join()
+        engine.segment.set_idle(2)
+        engine.segment.ring_ranks()
+        eventually(lambda: member.info().idle == 2 * PAGE, "idle")
 
 
 # --- failures ---

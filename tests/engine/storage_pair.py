@@ -139,13 +139,13 @@ class Pair:
         )
 
     def count_budget_calls(self) -> dict[str, int]:
-        counting = Counting(self.storage._budget)
-        self.storage._budget = counting  # type: ignore[assignment]
+        counting = Counting(self.storage.supply.budget)
+        self.storage.supply.budget = counting  # type: ignore[assignment]
         return counting.calls
 
     def count_segment_calls(self) -> dict[str, int]:
-        counting = Counting(self.storage._segment)
-        self.storage._segment = counting  # type: ignore[assignment]
+        counting = Counting(self.storage.supply.segment)
+        self.storage.supply.segment = counting  # type: ignore[assignment]
         return counting.calls
 
     # --- the scheduler's part ---
@@ -237,12 +237,12 @@ class Pair:
 
     def settle(self) -> None:
         """Waits until the rank has answered and released everything it was told."""
-        segment = self.storage._segment
-        expected = self.storage._retiring[-1][0] if self.storage._retiring else 0
+        segment = self.storage.supply.segment
+        expected = self.storage.supply._retiring[-1][0] if self.storage.supply._retiring else 0
         until(lambda: segment.released_epoch() >= expected, "release")
 
         def answered() -> bool:
-            self.storage._settle()
+            self.storage.supply.settle()
             return segment.outstanding() == 0
 
         until(answered, "growth")

@@ -143,7 +143,7 @@ def test_refused_growth_is_no_longer_counted_as_coming(make: Make) -> None:
     pair.driver.fail_always("create", "oom")
     assert pair.pool.reserve_blocks(3 * PER_PAGE) is False
     assert pair.ledger.pages("preparing") == 0
-    assert pair.storage._segment.outstanding() == 0
+    assert pair.storage.supply.segment.outstanding() == 0
 
 
 # --- updates ---
@@ -635,7 +635,7 @@ def test_a_failed_rank_stops_the_engine(make: Make) -> None:
     # The record and the rank disagree from here on: its thread finds out when it releases a page.
     pair.budget.mark_released(pair.row, 2 * PAGE)
     pair.rank.retire([1], 1)
-    until(lambda: bool(pair.storage._segment.failure()), "failure")
+    until(lambda: bool(pair.storage.supply.segment.failure()), "failure")
     for call in (
         pair.storage.take_update,
         pair.storage.has_pending_update,

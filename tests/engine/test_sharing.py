@@ -53,9 +53,9 @@ class Queue:
             self.running.append(request)
         self.pair.step()
         self.pair.settle()
-        wish, row = self.pair.storage._wish, self.pair.rows[0]
+        wish, row = self.pair.storage.supply._wish, self.pair.rows[0]
         until(lambda: self._published(row).want == wish * PAGE, "wish")
-        idle = self.pair.storage._idle_pages
+        idle = self.pair.storage.supply._idle_pages
         until(lambda: self._published(row).idle == idle * PAGE, "idle")
 
     def _admit(self) -> int | None:
@@ -66,6 +66,33 @@ class Queue:
     def _published(self, row: int) -> Any:
         name = self.pair.plan.instance
         return next(found for found in self.pair.budget.rows() if found.instance == name)
+
+
+# --- what could be given ---
+
+
+def test_while_nobody_wants_memory_a_step_that_changes_what_is_idle_rings_nobody(
+    make: Make,
+) -> None:
+    one, two = make("one"), make("two")
+
+    def turn() -> None:
+        running = one.admit(list(range(2 * 4 * PER_PAGE)))
+        assert running is not None
+        one.step()
+        one.finish(running)
+        one.step()
+
+    turn()
+    one.settle()
+    calls = one.count_segment_calls()
+    for _ in range(20):
+        turn()
+    assert calls["set_idle"] == 40 and "ring_ranks" not in calls
+    two.storage.supply.publish_wish(PAGES)  # the watcher of one sees it
+    until(lambda: one.idle == 4 * PAGE, "idle")
+    turn()  # used again, or given away: told
+    assert calls["ring_ranks"] > 0
 
 
 # --- admission ---
@@ -87,7 +114,7 @@ def test_what_is_free_is_not_asked_of_neighbours(make: Make) -> None:
     one, _ = make("one"), make("two")
     assert one.admit(list(range(2 * 4 * PER_PAGE))) is not None
     one.step()
-    assert one.storage._wish == 0
+    assert one.storage.supply._wish == 0
 
 
 @pytest.mark.parametrize(
@@ -163,7 +190,7 @@ def test_a_waiting_request_does_not_hold_the_running_ones_up(make: Make) -> None
 def test_a_wait_in_vain_ends(make: Make) -> None:
     one, running, _ = idle_cache(make, reclaim_wait_ms=20)
     assert one.extend(running, 3 * PER_PAGE) is False
-    assert one.storage._wish == 3
+    assert one.storage.supply._wish == 3
 
 
 def test_what_nobody_can_give_is_not_waited_for(make: Make) -> None:
@@ -204,7 +231,7 @@ def test_an_engine_that_is_asked_to_give_does_not_wait(make: Make) -> None:
     two.rest()
     until(lambda: two.idle >= 12 * PAGE and one.idle == PAGE, "idle pages")
     need(one.budget)
-    assert one.storage._pages_for_neighbours() == 1
+    assert one.storage.supply.pages_for_neighbours() == 1
     waits = one.count_budget_calls()
     assert one.extend(running, 8 * PER_PAGE) is False
     assert waits.get("wait_event", 0) == 0

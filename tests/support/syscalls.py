@@ -5,7 +5,10 @@ call that nothing else here makes. Linux 5.3 or later.
 
     counter = Counter()          # attaches to the calling thread
     counter.mark(); ...; counter.mark()
-    found = counter.stop()       # {"marks": 2, "calls": {"9": 1}}: number of the call -> how often
+    found = counter.stop()       # {"marks": 2, "calls": {"9": 1}, "interpreter_lock": 0}
+
+`calls` counts by the call's number. Not in it, but in `interpreter_lock`: futexes on words of the
+interpreter's own state, by which threads of Python hand its lock to each other at any bytecode.
 
 Run as a program it is the tracer: a process of its own, since a thread cannot trace its process.
 """
@@ -21,6 +24,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter as Tally
+from pathlib import Path
 from typing import Any
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -33,8 +37,8 @@ _TRACESYSGOOD = 1
 _ENTRY = 1
 _SET_PTRACER = 0x59616D61
 _WALL = 0x40000000
-# The two calls that mark, by the machine's own numbers: getppid and getsid.
-_MARKERS = {"x86_64": (110, 124), "aarch64": (173, 156)}
+# By the machine's own numbers: getppid and getsid, the two calls that mark, and futex.
+_NUMBERS = {"x86_64": (110, 124, 202), "aarch64": (173, 156, 98)}
 
 
 class Counter:
@@ -42,7 +46,7 @@ class Counter:
 
     def __init__(self) -> None:
         self._tracer = subprocess.Popen(
-            [sys.executable, __file__, str(threading.get_native_id())],
+            [sys.executable, __file__, str(threading.get_native_id()), *map(str, _runtime())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -75,34 +79,50 @@ def _ptrace(request: int, thread: int, address: Any, data: Any) -> int:
     return done
 
 
-def _number_at_entry(thread: int) -> int | None:
-    """The call that the stopped thread enters; None if it leaves one."""
+def _runtime() -> tuple[int, int]:
+    """From the interpreter's state to the end of the variables that it is among: addresses."""
+    start = ctypes.addressof(ctypes.c_char.in_dll(ctypes.pythonapi, "_PyRuntime"))
+    end = start
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(part, 16) for part in line.split()[0].split("-"))
+        if first <= end < last:  # the next one is its zeros, if it begins where this one ends
+            end = last
+    return start, end
+
+
+def _call_at_entry(thread: int) -> tuple[int, int] | None:
+    """Number and first argument of the call that the stopped thread enters; None if it leaves."""
     info = ctypes.create_string_buffer(88)
     _ptrace(_SYSCALL_INFO, thread, len(info), info)
-    return struct.unpack_from("<Q", info, 24)[0] if info.raw[0] == _ENTRY else None
+    return struct.unpack_from("<QQ", info, 24) if info.raw[0] == _ENTRY else None
 
 
-def trace(thread: int) -> dict[str, Any]:
-    mark, end = _MARKERS[os.uname().machine]
-    inside, marks, calls = False, 0, Tally[str]()
+def trace(thread: int, runtime: range) -> dict[str, Any]:
+    mark, end, futex = _NUMBERS[os.uname().machine]
+    inside, marks, calls, lock = False, 0, Tally[str](), 0
     deliver = 0
     while True:
         _ptrace(_SYSCALL, thread, None, deliver)
         _, status = os.waitpid(thread, _WALL)
         if not os.WIFSTOPPED(status):
-            return {"marks": marks, "calls": calls, "ended": True}
+            return {"marks": marks, "calls": calls, "interpreter_lock": lock, "ended": True}
         stop = os.WSTOPSIG(status)
         deliver = 0
         if stop != signal.SIGTRAP | 0x80:
             deliver = 0 if status >> 16 or stop == signal.SIGTRAP else stop
             continue
-        number = _number_at_entry(thread)
+        call = _call_at_entry(thread)
+        if call is None:
+            continue
+        number, argument = call
         if number == end:
             _ptrace(_DETACH, thread, None, 0)
-            return {"marks": marks, "calls": calls}
+            return {"marks": marks, "calls": calls, "interpreter_lock": lock}
         if number == mark:
             marks, inside = marks + 1, not inside
-        elif number is not None and inside:
+        elif inside and number == futex and argument in runtime:
+            lock += 1
+        elif inside:
             calls[str(number)] += 1
 
 
@@ -113,7 +133,7 @@ def main() -> None:
     _ptrace(_INTERRUPT, thread, None, None)
     os.waitpid(thread, _WALL)
     print("attached", flush=True)
-    print(json.dumps(trace(thread)), flush=True)
+    print(json.dumps(trace(thread, range(*map(int, sys.argv[2:4])))), flush=True)
 
 
 if __name__ == "__main__":

@@ -26,12 +26,15 @@ class Watcher:
         row: int,
         wakeup: Callable[[], None],
         look_again: Callable[[], bool],
+        ring_ranks: Callable[[], None],
     ) -> None:
-        """`look_again` tells whether the engine fell asleep with growth on its way."""
+        """`look_again` tells whether the engine fell asleep with growth on its way; `ring_ranks`
+        makes the ranks tell the record what the engine could give."""
         self._budget = budget
         self._row = row
         self._wakeup = wakeup
         self._look_again = look_again
+        self._ring_ranks = ring_ranks
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="kvcached-watcher", daemon=True)
         self._thread.start()
@@ -43,6 +46,8 @@ class Watcher:
                 if time.monotonic() - reaped >= _REAP_S:
                     self._budget.reap()
                     reaped = time.monotonic()
+                if self._budget.others_want(self._row):
+                    self._ring_ranks()
                 if self._budget.reclaim_target(self._row) > 0 or self._look_again():
                     self._wakeup()
                     self._stopped.wait(_REMIND_S)

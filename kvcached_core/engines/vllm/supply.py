@@ -1,0 +1,269 @@
+"""Memory for one engine's pages, as the half beside the scheduler sees it.
+
+Asks the ranks for pages through the instance's segment and takes in what became of them; names the
+pages that go back, with the epoch behind which they do; tells the neighbours what is lacking and
+what could be given, and reads from the budget what they tell. It knows pages and the ledger, no
+requests and no prefix cache. All methods run in the engine core's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kvcached_core.budget import Segment, open_device_budget, remove_segment
+from kvcached_core.engines.vllm.log import logger
+from kvcached_core.engines.vllm.plan import StoragePlan
+from kvcached_core.engines.vllm.waits import Deadline
+from kvcached_core.pool import GrowthPolicy, Ledger
+
+# The scheduler half calls no driver: what the device itself has free is for the ranks to ask.
+_UNKNOWN_FREE = 2**64 - 1
+# An engine in which nothing can run looks again at least this often.
+_STARVED_MS = 10
+_SUSPEND_MS = 5000
+
+
+class Supply:
+    """RuntimeError from any call that settles, once a rank reports a failure after which blocks
+    might be lost: the engine then stops instead of serving wrong data."""
+
+    def __init__(self, plan: StoragePlan, ledger: Ledger) -> None:
+        self._plan = plan
+        self._ledger = ledger
+        self._policy = GrowthPolicy(plan.settings.reserve_pages)
+        self._page_bytes = plan.page_bytes
+        self._limit_pages = plan.limit // plan.page_bytes
+        self._floor_pages = -(-plan.floor // plan.page_bytes)
+        self.segment = Segment.open(str(plan.segment))
+        self._rows = [self._row_of(rank) for rank in range(plan.num_ranks)]
+        self.budget = open_device_budget(plan.budget_dir, plan.device)
+        self._epoch = 0
+        self._retiring: list[tuple[int, list[int], list[int]]] = []
+        self._aborting: list[int] = []
+        self._wish = 0  # as published
+        self._idle_pages = 0  # as published
+        self._is_told = True  # whether the ranks were rung since
+        self._refused_at: int | None = None
+
+    @property
+    def row(self) -> int:
+        """Of the first rank: the watcher waits for what neighbours want of it."""
+        return self._rows[0]
+
+    def close(self) -> None:
+        remove_segment(self._plan.segment)
+
+    # --- what could be had ---
+
+    def obtainable_blocks(self) -> int:
+        """Advice: blocks at hand, on their way and to be had, with what neighbours could give."""
+        # On the path of every request in every pass: as few calls as can be.
+        reachable = min([self.budget.reachable(row, _UNKNOWN_FREE) for row in self._rows])
+        return self._ledger.obtainable(reachable // self._page_bytes, self.segment.outstanding())
+
+    def needs_neighbours(self, short_pages: int) -> bool:
+        """Whether so many more pages are to be had only if a neighbour gives some up."""
+        return short_pages > self.segment.outstanding() + self._free_pages()
+
+    def is_beyond_share(self, num_blocks: int) -> bool:
+        """Whether others lack memory of which this engine's requests, with so many blocks more,
+        would use more than its share."""
+        ledger, per_page = self._ledger, self._plan.blocks_per_page
+        share = min(self.budget.fair_share(row) for row in self._rows)
+        room = ledger.used_pages() * per_page - 1 - ledger.num_used()
+        pages = ledger.used_pages() + max(0, -((room - num_blocks) // per_page))
+        return pages * self._page_bytes > share
+
+    def _free_pages(self) -> int:
+        """Pages that the budget would grant now."""
+        free = min(self.budget.available(row, _UNKNOWN_FREE) for row in self._rows)
+        return free // self._page_bytes
+
+    def _spare_pages(self) -> int:
+        """Pages that can be had without taking what a neighbour has or waits for."""
+        if self._is_refused() or self.budget.others_want(self.row):
+            return 0
+        return self._free_pages()
+
+    def _is_refused(self) -> bool:
+        """Whether a rank said no, and nothing has changed in the record since."""
+        return self._refused_at == self.budget.event()
+
+    # --- growing ---
+
+    def grow(self, short_pages: int, due_pages: int) -> None:
+        """Asks for what is short and for the reserve: for `due_pages` of it in any case, for the
+        rest as far as nobody else needs the memory."""
+        ledger = self._ledger
+        coming = self.segment.outstanding()
+        wanted = self._policy.pages_to_grow(ledger.empty_pages(), coming, short_pages)
+        wanted = min(wanted, ledger.pages("virtual"))
+        needed = 0 if self._is_refused() else max(0, due_pages - coming)
+        if wanted > needed:
+            wanted = max(needed, min(wanted, self._spare_pages()))
+        pages = ledger.plan_growth(wanted)
+        if pages:
+            self.segment.request(pages)
+
+    def is_growing(self) -> bool:
+        """Whether a rank has yet to answer."""
+        return self.segment.outstanding() > 0
+
+    def settle(self) -> None:
+        """Takes in what the ranks have done since the last look."""
+        if self.segment.outstanding():
+            owned, refused, partial = self.segment.poll()
+            self._ledger.grown(owned)
+            self._ledger.growth_failed(refused)
+            self._aborting += partial
+            if refused or partial:
+                self._refused_at = self.budget.event()
+        if self._retiring:
+            self._settle_released()
+        if failure := self.segment.failure():
+            raise RuntimeError(f"KV storage of engine {self._plan.instance} failed: {failure}")
+
+    def _settle_released(self) -> None:
+        released = self.segment.released_epoch()
+        while self._retiring and self._retiring[0][0] <= released:
+            epoch, pages, aborted = self._retiring.pop(0)
+            lost = [p for p in (*pages, *aborted) if self.segment.is_quarantined(p)]
+            if lost:
+                logger.error("KV storage: %d pages lost to a driver error", len(lost))
+                self._ledger.quarantine(lost)
+            gone = [p for p in pages if p not in lost]
+            failed = [p for p in aborted if p not in lost]
+            self._ledger.released(gone)
+            self._ledger.growth_failed(failed)
+            self.segment.record(lost, "retiring", "quarantined", epoch)
+            self.segment.record(gone + failed, "retiring", "virtual", epoch)
+
+    # --- bounded waits ---
+
+    def await_growth(self, pages_short: Callable[[], int], deadline: Deadline | None = None) -> int:
+        """Waits for growth on its way until nothing is short; returns the pages still short.
+        `reserve_wait_ms` if no deadline is given."""
+        deadline = deadline or Deadline(self._plan.settings.reserve_wait_ms)
+        while True:
+            seen = self.segment.progress()
+            self.settle()
+            short, left = pages_short(), deadline.left_ms()
+            if not short or not left or not self.segment.outstanding():
+                return short
+            self.segment.wait_progress(seen, left)
+
+    def await_reclaim(self, pages_short: Callable[[], int], wish: int) -> int:
+        """Waits for neighbours to give up what none of their requests uses, since without it a
+        running request loses its work; returns the pages still short. `wish` is what the pass
+        lacks already."""
+        deadline = Deadline(self._plan.settings.reclaim_wait_ms)
+        while True:
+            seen = self.budget.event()
+            short, left = self.await_growth(pages_short, deadline), deadline.left_ms()
+            # Two that wait for each other would only lose time: who is asked gives first.
+            if not short or not left or self.pages_for_neighbours():
+                return short
+            if short <= self._free_pages() and not self._is_refused():
+                self.grow(short, short)
+            elif short <= self._reachable_pages():
+                self.publish_wish(max(wish, short))
+                self.budget.wait_event(seen, left)
+            else:
+                return short
+
+    def await_anything(self) -> None:
+        """Nothing can run for want of memory: a short sleep that any change in the record ends."""
+        if not self.segment.outstanding():
+            self.budget.wait_event(self.budget.event(), _STARVED_MS)
+
+    # --- giving back ---
+
+    def end_pass(self, short_pages: int) -> None:
+        """The policy sees what a pass drew."""
+        self._policy.end_pass(self._ledger.used_pages(), short_pages)
+
+    def rest(self) -> None:
+        """No pass is in sight."""
+        self._policy.rest()
+
+    def unused_pages(self) -> int:
+        """Owned pages that no request uses."""
+        return self._ledger.empty_pages() + self._ledger.cached_only_pages()
+
+    def surplus_pages(self) -> int:
+        """Empty pages beyond the reserve."""
+        ledger = self._ledger
+        return self._policy.pages_to_retire(
+            ledger.empty_pages(), self.segment.outstanding(), idle=ledger.num_used() == 0
+        )
+
+    def pages_for_neighbours(self) -> int:
+        """Unused pages above the floor that a neighbour waits for and that are not on their way."""
+        # Whole pages cover the target: a neighbour's pages may be smaller than ours.
+        target = -(-self.budget.reclaim_target(self.row) // self._page_bytes)
+        if not target:
+            return 0
+        above_floor = self._ledger.pages("owned") - self._floor_pages
+        missing = target - self._ledger.pages("retiring")
+        return max(0, min(missing, self.unused_pages(), above_floor))
+
+    def has_aborted(self) -> bool:
+        """Whether some rank owns pages that others could not get: the next update retires them."""
+        return bool(self._aborting)
+
+    def next_epoch(self, pages: Sequence[int]) -> tuple[int, list[int]]:
+        """Sends `pages` on their way back, and with them those that not every rank could get: the
+        epoch behind which all of them go, and all of them."""
+        self._epoch += 1
+        aborted, self._aborting = self._aborting, []
+        if pages or aborted:
+            self._retiring.append((self._epoch, list(pages), aborted))
+            self.segment.record(pages, "owned", "retiring", self._epoch)
+            self.segment.record(aborted, "preparing", "retiring", self._epoch)
+        return self._epoch, [*pages, *aborted]
+
+    def finish_growth(self) -> None:
+        """Waits until the ranks have answered; RuntimeError if they do not in time."""
+        if self.await_growth(self.segment.outstanding, Deadline(_SUSPEND_MS)):
+            raise RuntimeError(
+                f"KV storage of engine {self._plan.instance}: its ranks did not answer within "
+                f"{_SUSPEND_MS} ms, so it cannot sleep"
+            )
+
+    # --- telling the neighbours ---
+
+    def publish_wish(self, pages: int) -> None:
+        """Pages that a request lacks."""
+        # What the limit forbids, no neighbour can give.
+        pages = min(pages, max(0, self._limit_pages - self._ledger.pages("owned")))
+        if pages != self._wish:
+            self._wish = pages
+            self.segment.set_wish(pages)
+
+    def publish_idle(self, *, resting: bool) -> None:
+        """Pages that could be given. While nobody wants them, a step tells it without a system
+        call, and neighbours see it within a second or when one of them wants memory."""
+        idle = self.unused_pages()
+        if idle != self._idle_pages:
+            self._idle_pages = idle
+            self._is_told = False
+            self.segment.set_idle(idle)
+        if not self._is_told and (resting or self.budget.others_want(self.row)):
+            self._is_told = True
+            self.segment.ring_ranks()
+
+    # --- inside ---
+
+    def _reachable_pages(self) -> int:
+        return (
+            min(self.budget.reachable(row, _UNKNOWN_FREE) for row in self._rows) // self._page_bytes
+        )
+
+    def _row_of(self, rank: int) -> int:
+        info = self.segment.rank_info(rank)
+        if not info["joined"]:
+            raise RuntimeError(
+                f"rank {rank} of engine {self._plan.instance} has not started its KV storage; its "
+                "worker must be initialized before the scheduler"
+            )
+        return int(info["row"])
