@@ -84,7 +84,7 @@ void bind_budget_record(py::module_& m) {
       .def("set_idle", &Budget::set_idle, py::arg("row"), py::arg("bytes"))
       .def("others_want", &Budget::others_want, py::arg("row"))
       .def("reclaim_target", &Budget::reclaim_target, py::arg("row"),
-           py::arg("device_free") = budget::kNotSampled)
+           py::arg("device_free") = budget::kNotSampled, py::arg("own_idle") = budget::kNotSampled)
       .def("fair_share", &Budget::fair_share, py::arg("row"),
            py::arg("device_free") = budget::kNotSampled)
       .def(

@@ -127,8 +127,10 @@ class Budget : public std::enable_shared_from_this<Budget> {
   // How much of its lease this row should give back for the others' sake: the live others' wants
   // less what is grantable to them now, shared among holders by idle bytes above their floors over
   // weight; never more than those idle bytes. Where others than members use the device, pass what
-  // its driver calls free, or their use is not seen. No lock.
-  virtual Bytes reclaim_target(int row, Bytes device_free = kNotSampled) const = 0;
+  // its driver calls free, or their use is not seen. `own_idle` is this row's idle bytes where the
+  // caller knows better than the record, which is told later. No lock.
+  virtual Bytes reclaim_target(int row, Bytes device_free = kNotSampled,
+                               Bytes own_idle = kNotSampled) const = 0;
   // Advice: bytes that this row's requests may use, all in all, while another row wants memory: its
   // part by weight, see fair_share.h. Its limit while nobody else wants any. No lock.
   virtual Bytes fair_share(int row, Bytes device_free = kNotSampled) const = 0;

@@ -25,10 +25,11 @@ void SharedBudget::set_idle(int row, Bytes bytes) {
   }
 }
 
-Bytes SharedBudget::reclaim_target(int row, Bytes device_free) const {
+Bytes SharedBudget::reclaim_target(int row, Bytes device_free, Bytes own_idle) const {
   Snapshot all = snapshot(record());
   for (int i = 0; i < all.count; ++i) {
     Holding& holding = all.holdings[i];
+    if (holding.row == row && own_idle != kNotSampled) holding.idle = own_idle;
     // Nobody gives anything back for the dead.
     if (holding.want != 0 && !file_.locks().alive(holding.row)) holding.want = 0;
   }

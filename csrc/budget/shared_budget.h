@@ -69,7 +69,7 @@ class SharedBudget final : public Budget {
   Bytes reachable(int row, Bytes device_free) const override {
     return budget::reachable(snapshot(record()), row, {device_free, kNotSampled});
   }
-  Bytes reclaim_target(int row, Bytes device_free) const override;
+  Bytes reclaim_target(int row, Bytes device_free, Bytes own_idle) const override;
   bool others_want(int row) const override;
 
  private:

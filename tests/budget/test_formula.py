@@ -189,6 +189,15 @@ def test_reclaim_target(case: Case, tmp_path: Path) -> None:
     assert targets == case.expected
 
 
+def test_a_holder_may_know_better_than_the_record(tmp_path: Path) -> None:
+    case = Case("stale", [Member(lease=900, idle=0, floor=100), Member(want=300)], [])
+    budget = case.build(tmp_path)
+    holder = case.rows[0]
+    assert budget.reclaim_target(holder) == 0
+    assert budget.reclaim_target(holder, own_idle=150) == 150
+    assert budget.reclaim_target(holder, own_idle=900) == 200
+
+
 SHARES = [
     Case("nobody wants", [Member(lease=900, limit=950), Member()], [950, PLENTY]),
     Case("own want alone", [Member(lease=900, limit=950, want=100), Member()], [950, 500]),

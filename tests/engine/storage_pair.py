@@ -50,6 +50,11 @@ def until(done: Callable[[], bool], what: str) -> None:
         time.sleep(0.001)
 
 
+def tokens(blocks: int, seed: int = 0) -> list[int]:
+    """Token ids that fill so many blocks; those of one seed share prefixes."""
+    return [seed * 1000 + i for i in range(BLOCK_TOKENS * blocks)]
+
+
 class Counting:
     """A segment or budget that counts what the scheduler half calls by name."""
 
@@ -187,6 +192,11 @@ class Pair:
 
     def finish(self, request: int) -> None:
         self.pool.free_blocks(reversed(self.requests.pop(request)))
+
+    def clear(self) -> None:
+        """Every request is finished."""
+        for request in list(self.requests):
+            self.finish(request)
 
     # --- the step ---
 

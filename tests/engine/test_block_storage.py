@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from vllm.v1.core.block_pool import BlockPool
 
-from engine.storage_pair import PAGE, PER_PAGE, Pair, replay, until
+from engine.history import History
+from engine.storage_pair import PAGE, PER_PAGE, Pair, replay, tokens, until
 from kvcached_core.engines.vllm.log import logger
 
 pytestmark = [pytest.mark.engine]
@@ -33,10 +34,6 @@ def make(tmp_path: Path) -> Iterator[Make]:
     yield build
     for pair in pairs:
         pair.close()
-
-
-def tokens(blocks: int, seed: int = 0) -> list[int]:
-    return [seed * 1000 + i for i in range(2 * blocks)]
 
 
 # --- reservations ---
@@ -723,36 +720,17 @@ def test_two_engines_on_one_budget_keep_every_promise(make: Make, seed: int, bou
     settings = {"prefix_bound": bound, "reserve_pages": rng.choice([0, 2]), "reserve_wait_ms": 20}
     pairs = [make(name, **common, **settings) for name in ("one", "two")]
     indexes: list[dict[Any, int]] = [{}, {}]
-    admitted = refused = 0
+    history = History(rng, pairs, 10 * PAGE)
     for _ in range(150):
         which = rng.randrange(2)
         pair, index = pairs[which], indexes[which]
         for _ in range(rng.randrange(3)):
-            if rng.random() < 0.55:
-                length = rng.choice([1, 2, 5, 9, 14])
-                got = pair.admit(tokens(length, seed=rng.randrange(6)), rng.choice([1, 2, 9]))
-                admitted, refused = admitted + (got is not None), refused + (got is None)
-            elif pair.requests:
-                pair.finish(rng.choice(list(pair.requests)))
+            history.change(pair)
         if rng.random() < 0.05:
             pair.pool.evict_blocks({rng.randrange(1, 50) for _ in range(5)})
         if rng.random() < 0.05:
             assert pair.pool.reset_prefix_cache() is (not pair.requests)
-        if pair.requests or rng.random() < 0.5:
-            pair.step()
-        else:
-            pair.rest()
-        pair.check_cache()
+        history.step(pair)
         replay(pair.pool.take_events(), index)
         assert index == pair.cached()
-        assert sum(row.lease for row in pair.budget.rows()) <= 10 * PAGE
-    assert admitted > 30 and refused > 3
-    for pair in pairs:
-        for request in list(pair.requests):
-            pair.finish(request)
-        pair.pool.reset_prefix_cache()
-        pair.rest()
-        pair.settle()
-        pair.rest()
-        pair.settle()
-        assert pair.lease <= (1 + pair.plan.settings.reserve_pages) * PAGE
+    history.end(PAGE)

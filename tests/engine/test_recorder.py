@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.storage_pair import BLOCK_TOKENS, PAGE, PER_PAGE, Pair
+from engine.storage_pair import PAGE, PER_PAGE, Pair, tokens
 from kvcached_core.engines.vllm import recorder
 from kvcached_core.engines.vllm.log import logger
 from kvcached_core.engines.vllm.queue import LedgerQueue
@@ -33,10 +33,6 @@ def make(tmp_path: Path) -> Iterator[Make]:
     yield build
     for pair in pairs:
         pair.close()
-
-
-def tokens(blocks: int, seed: int = 0) -> list[int]:
-    return [seed * 1000 + i for i in range(BLOCK_TOKENS * blocks)]
 
 
 def records(path: Path) -> list[Record]:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from engine import storage_pair
-from engine.storage_pair import PER_PAGE, Pair, until
+from engine.history import History
+from engine.storage_pair import PER_PAGE, Pair, tokens, until
 from kvcached_core.vmm import HOST_GRANULARITY
 
 pytestmark = [pytest.mark.engine]
@@ -35,10 +36,6 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     for pair in pairs:
         pair.close()
         assert all(driver.held_bytes() == 0 for driver in pair.drivers)
-
-
-def tokens(blocks: int, seed: int = 0) -> list[int]:
-    return [seed * 1000 + i for i in range(2 * blocks)]
 
 
 def test_the_scheduler_reckons_with_the_most_that_a_page_can_need(make: Make) -> None:
@@ -79,27 +76,9 @@ def test_two_engines_on_one_budget_keep_every_promise(make: Make, seed: int) -> 
     rng = random.Random(seed)
     common = {"pages": 12, "num_blocks": 50, "floor_pages": 2, "reserve_wait_ms": 20}
     pairs = [make(name, **common, reserve_pages=rng.choice([0, 2])) for name in ("one", "two")]
-    admitted = refused = 0
+    history = History(rng, pairs, 12 * PAGE)
     for _ in range(150):
         pair = rng.choice(pairs)
-        if rng.random() < 0.55:
-            length = rng.choice([1, 2, 5, 9, 14])
-            got = pair.admit(tokens(length, seed=rng.randrange(6)), rng.choice([1, 2, 9]))
-            admitted, refused = admitted + (got is not None), refused + (got is None)
-        elif pair.requests:
-            pair.finish(rng.choice(list(pair.requests)))
-        if pair.requests or rng.random() < 0.5:
-            pair.step()
-        else:
-            pair.rest()
-        pair.check_cache()
-        assert sum(row.lease for row in pair.budget.rows()) <= 12 * PAGE
-    assert admitted > 30 and refused > 3
-    for pair in pairs:
-        for request in list(pair.requests):
-            pair.finish(request)
-        pair.pool.reset_prefix_cache()
-        for _ in range(2):
-            pair.rest()
-            pair.settle()
-        assert pair.lease <= (1 + pair.plan.settings.reserve_pages) * MOST
+        history.change(pair)
+        history.step(pair)
+    history.end(MOST)

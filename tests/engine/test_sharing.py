@@ -90,7 +90,7 @@ def test_while_nobody_wants_memory_a_step_that_changes_what_is_idle_rings_nobody
         turn()
     assert calls["set_idle"] == 40 and "ring_ranks" not in calls
     two.storage.supply.publish_wish(PAGES)  # the watcher of one sees it
-    until(lambda: one.idle == 4 * PAGE, "idle")
+    until(lambda: two.want > 0 and one.idle == 4 * PAGE, "want and idle")
     turn()  # used again, or given away: told
     assert calls["ring_ranks"] > 0
 

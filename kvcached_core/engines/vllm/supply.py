@@ -31,7 +31,8 @@ class Supply:
         self._plan = plan
         self._ledger = ledger
         self._policy = GrowthPolicy(plan.settings.reserve_pages)
-        self._page_bytes = plan.page_bytes
+        self._page_bytes = plan.page_bytes  # at most
+        self._own_bytes = sum(plan.extent_bytes)
         self._limit_pages = plan.limit // plan.page_bytes
         self._floor_pages = -(-plan.floor // plan.page_bytes)
         self.segment = Segment.open(str(plan.segment))
@@ -199,13 +200,15 @@ class Supply:
 
     def pages_for_neighbours(self) -> int:
         """Unused pages above the floor that a neighbour waits for and that are not on their way."""
-        # Whole pages cover the target: a neighbour's pages may be smaller than ours.
-        target = -(-self.budget.reclaim_target(self.row) // self._page_bytes)
+        unused = self.unused_pages()
+        idle = unused * self._own_bytes
+        target = self.budget.reclaim_target(self.row, _UNKNOWN_FREE, idle)
         if not target:
             return 0
+        # Whole pages cover the target: a neighbour's pages may be smaller than ours.
+        missing = -(-target // self._page_bytes) - self._ledger.pages("retiring")
         above_floor = self._ledger.pages("owned") - self._floor_pages
-        missing = target - self._ledger.pages("retiring")
-        return max(0, min(missing, self.unused_pages(), above_floor))
+        return max(0, min(missing, unused, above_floor))
 
     def has_aborted(self) -> bool:
         """Whether some rank owns pages that others could not get: the next update retires them."""
