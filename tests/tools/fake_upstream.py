@@ -135,6 +135,17 @@ class World:
         shutil.copytree(self.root, root, symlinks=True, ignore=ignore)
         return World(root, copy.deepcopy(self.pin))
 
+    def replace_in_variant(self, variant: str, name: str, content: bytes | None) -> None:
+        """A release of this variant in which one file is another, or absent."""
+        pin = self.pin["variants"][variant]
+        wheel = self.home / "wheels" / pin["file"]
+        with zipfile.ZipFile(wheel) as source:
+            files = {n: source.read(n) for n in source.namelist() if not n.endswith("RECORD")}
+        files.pop(name, None)
+        make_wheel(wheel, files if content is None else files | {name: content})
+        pin |= {"size": None, "sha256": sha256(wheel)}
+        self.save_pin()
+
     def save_pin(self) -> None:
         (self.home / "upstream.yaml").write_text(yaml.safe_dump(self.pin, sort_keys=False))
 

@@ -14,7 +14,7 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
-from fake_upstream import FILES, REPOSITORY, World, make_wheel, sha256
+from fake_upstream import FILES, REPOSITORY, World, sha256
 from repack.metadata import our_version
 from repack.notice import mark
 from series import series_hash
@@ -239,12 +239,8 @@ def test_variants_do_not_collide(patched: World, tmp_path: Path) -> None:
 
 def test_variant_with_another_base_is_refused(patched: World, tmp_path: Path) -> None:
     """The series is made on the cpu tree; a cuda wheel whose file differs must not be mangled."""
-    wheel = patched.home / "wheels" / "fake_gpu-1.0-py3-none-any.whl"
-    changed = FILES | {"fakeengine/core.py": FILES["fakeengine/core.py"] + b"# gpu\n"}
-    files = {n.replace("fake_upstream-1.0", "fake_gpu-1.0"): d for n, d in changed.items()}
-    make_wheel(wheel, files)
-    patched.pin["variants"]["cuda"]["sha256"] = sha256(wheel)
-    patched.save_pin()
+    content = FILES["fakeengine/core.py"] + b"# gpu\n"
+    patched.replace_in_variant("cuda", "fakeengine/core.py", content)
     args = ("fake", "--variant", "cuda", "--out", str(tmp_path))
     assert "fakeengine/core.py is " in patched.refused("build_wheel", *args)
     assert not list(tmp_path.glob("*.whl"))

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable
 
 import pytest
-from fake_upstream import ENGINE, World
+from fake_upstream import CUDA, ENGINE, World
 from series.duplicates import Text, find_copies, telling_lines
 
 FIRST = "0001-ask-the-storage-where-to-start.patch"
@@ -202,6 +202,30 @@ def test_new_files_are_not_counted_even_when_changed_later(patched: World) -> No
     assert ["0003-add-much.patch", "0", "0", "50"] in rows
     assert ["0004-change-much.patch", "0", "0", "-10"] in rows
     patched.run("patches", "check", "fake")
+
+
+def test_variants_whose_wheel_is_here_are_looked_at(patched: World) -> None:
+    said = patched.run("patches", "check", "fake")
+    assert "variant cpu: looked at" in said and "variant cuda: looked at" in said
+    (patched.home / "wheels" / CUDA).unlink()
+    said = patched.run("patches", "check", "fake")
+    assert "variant cuda: not looked at: run tools/vendor.py fake --variant cuda" in said
+    assert not (patched.home / "wheels" / CUDA).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("fakeengine/core.py", ENGINE.encode() + b"# gpu\n", "fakeengine/core.py is "),
+        ("fakeengine/core.py", None, "fakeengine/core.py is absent"),
+        ("fakeengine/kv/__init__.py", b"", "already has fakeengine/kv/__init__.py"),
+    ],
+)
+def test_variant_with_another_base_is_found(
+    patched: World, name: str, content: bytes | None, complaint: str
+) -> None:
+    patched.replace_in_variant("cuda", name, content)
+    assert complaint in patched.refused("patches", "check", "fake")
 
 
 def test_one_failure_does_not_hide_another(patched: World) -> None:

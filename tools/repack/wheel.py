@@ -17,7 +17,8 @@ from pathlib import Path
 
 from packaging.tags import Tag
 from packaging.utils import parse_wheel_filename
-from upstream import Layout, Pin, Refusal, Variant, blob_id
+from series import check_same_base
+from upstream import Layout, Pin, Refusal, Variant
 from wheel.wheelfile import WheelFile  # type: ignore[import-untyped]
 
 from .metadata import identity, metadata, wheel_file
@@ -48,7 +49,7 @@ def build(
         part = Path(folder) / target.name
         names = sorted(i.filename for i in source.infolist() if not i.is_dir())
         old = _dist_info(variant.file, names)
-        _same_base(layout, variant, source, names, laid)
+        check_same_base(layout, variant, source, laid.pristine, laid.added)
         laid = rename_lookups(laid, source, variant)
         fresh = _dist_files(source, old, pin, variant, laid, tags)
         _write(part, source, _plan(names, old, who.stem, laid, _stamp(pin, variant, laid)), fresh)
@@ -61,24 +62,6 @@ def _dist_info(shown: str, names: list[str]) -> str:
     if len(found) != 1:
         raise Refusal(shown, f"has {len(found)} dist-info folders, expected 1", "not a wheel")
     return found.pop()
-
-
-def _same_base(
-    layout: Layout, variant: Variant, source: zipfile.ZipFile, names: list[str], laid: Overlay
-) -> None:
-    """The series is made on one variant's tree: what it touches must be the same in this wheel."""
-    have = set(names)
-    for name, blob in sorted(laid.pristine.items()):
-        found = blob_id(source.read(name)) if name in have else "absent"
-        if found != blob:
-            raise Refusal(
-                f"{layout.shown(layout.wheels)}/{variant.file}",
-                f"{name} is {found}, the series was made on {blob}",
-                "split what differs between the variants out of the series",
-            )
-    clash = [name for name in laid.added if name in have]
-    if clash:
-        raise Refusal(variant.file, f"already has {clash[0]}", "give our file another name")
 
 
 def _stamp(pin: Pin, variant: Variant, laid: Overlay) -> dict[str, File]:

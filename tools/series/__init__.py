@@ -9,6 +9,7 @@ from .patch import FileChange, Patch, changes, file_name, normalise_message, par
 from .scratch import read_blobs, scratch_repository
 from .show import show
 from .store import read_files, read_names, read_series, render, where, write
+from .variants import check_same_base
 
 __all__ = [
     "SHORT",
@@ -20,6 +21,7 @@ __all__ = [
     "build_commits",
     "changes",
     "check",
+    "check_same_base",
     "costs",
     "export",
     "file_name",

@@ -5,10 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from upstream import PRISTINE, Git, Layout, Pin, Refusal, blobs, uncommitted
+from upstream import (
+    PRISTINE,
+    Git,
+    Layout,
+    Pin,
+    Refusal,
+    Variant,
+    blobs,
+    obtain_wheel,
+    uncommitted,
+)
 
 from . import store
 from .apply import build_commits, unexported
@@ -18,6 +29,7 @@ from .export import patches_of
 from .identity import SHORT, series_hash
 from .patch import NO_BLOB, FileChange, Patch, changes, check_message
 from .scratch import read_blobs, scratch_repository
+from .variants import check_same_base
 
 
 @dataclass
@@ -132,6 +144,25 @@ class _Checker:
         where = self.where(store.SERIES)
         check_budget(costs(self.found, self.pristine), self.pin, where)
 
+    def variants(self, report: Report) -> None:
+        """One series for all: each variant whose wheel was fetched has the same files to change."""
+        touched = {change.path for files in self.found.values() for change in files}
+        changed = {path: self.pristine[path] for path in touched & self.pristine.keys()}
+        fetched = {
+            name: variant
+            for name, variant in self.pin.variants.items()
+            if (self.layout.wheels / variant.file).is_file()
+        }
+        for variant in fetched.values():
+            report.run(lambda v=variant: self._same_base(v, changed, touched - changed.keys()))  # type: ignore[misc]
+        for name in sorted(self.pin.variants):
+            todo = f"not looked at: run tools/vendor.py {self.layout.engine} --variant {name}"
+            report.notes.append(f"variant {name}: {'looked at' if name in fetched else todo}")
+
+    def _same_base(self, variant: Variant, changed: dict[str, str], added: set[str]) -> None:
+        with zipfile.ZipFile(obtain_wheel(self.layout, self.pin, variant)) as source:
+            check_same_base(self.layout, variant, source, changed, added)
+
     def static_test(self, command: str) -> None:
         """(g): runs a command on the tree with the series applied; it must exit with 0."""
         shown = self.layout.shown(self.layout.tree)
@@ -171,6 +202,7 @@ def check(layout: Layout, pin: Pin, tree: Git, static_test: str | None = None) -
     checker.applied(report)
     report.run(checker.copies)
     report.run(checker.budget)
+    checker.variants(report)
     if static_test is not None:
         report.run(lambda: checker.static_test(static_test))
     report.notes.append(table(costs(checker.found, checker.pristine), pin))
