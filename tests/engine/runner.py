@@ -6,7 +6,8 @@ The job: ``model``; ``engine``, arguments of LLM beside those below; ``count`` o
 ``inside``, whether to record what the in-process shape shows (VLLM_ENABLE_V1_MULTIPROCESSING=0);
 ``mutant``, a kind of harm and the step before which it is done; ``neighbour``, what another member
 of the budget needs once the engine is idle; ``rounds``, how often the workload is repeated;
-``bursts``, how many short bursts follow; ``reset``, whether to drop the prefix cache at the end.
+``bursts``, how many short bursts follow; ``sleeps``, how many requests are running at each sleep
+that follows; ``reset``, whether to drop the prefix cache at the end.
 """
 
 from __future__ import annotations
@@ -71,6 +72,10 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         result["tokens_again"] = [[list(o.outputs[0].token_ids) for o in r] for r in again]
     if job.get("bursts"):
         result["bursts"] = [_burst(llm, prompts, memory) for _ in range(job["bursts"])]
+    if job.get("sleeps"):
+        result["sleeps"] = [_sleep(llm, prompts[:n], memory) for n in job["sleeps"]]
+        awake = llm.generate(prompts, samplings, use_tqdm=False)
+        result["tokens_awake"] = [list(o.outputs[0].token_ids) for o in awake]
     if job.get("reset"):
         result["reset"] = llm.reset_prefix_cache()
         result["memory_after_reset"] = memory.settle()
@@ -92,6 +97,37 @@ def _burst(llm: Any, prompts: list[Any], memory: observe.Memory) -> list[int]:
     short = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
     llm.generate(prompts[:12], short, use_tqdm=False)
     return [max(memory.peak, memory.now()), memory.settle(quiet=0.15)]
+
+
+def _sleep(llm: Any, prompts: list[Any], memory: observe.Memory) -> dict[str, int]:
+    """Sleeps in the midst of these requests, which are lost, and wakes; bytes held and floor."""
+    from vllm import SamplingParams
+
+    endless = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
+    ids = [f"lost-{i}" for i in range(len(prompts))]
+    ids = [
+        llm.llm_engine.add_request(name, prompt, endless)
+        for name, prompt in zip(ids, prompts, strict=True)
+    ]
+    for _ in prompts:
+        llm.llm_engine.step()
+    before = memory.now()
+    llm.sleep(level=1, mode="abort")
+    llm.llm_engine.abort_request(ids, internal=True)
+    asleep = {"held": memory.settle(quiet=0.3), "held_before": before, "floor": _floor(llm)}
+    llm.sleep(level=1)  # once more is nothing
+    llm.wake_up(["weights"])
+    asleep["floor_with_weights"] = _floor(llm)
+    llm.wake_up()
+    return {**asleep, "floor_awake": _floor(llm)}
+
+
+def _floor(llm: Any) -> int:
+    from kvcached_core.budget import open_device_budget
+
+    storage = llm.llm_engine.vllm_config.cache_config.kv_storage_config
+    budget = open_device_budget(Path(storage["budget_dir"]), f"host:{storage['budget']}")
+    return sum(row.floor for row in budget.rows())
 
 
 def main() -> None:

@@ -4,160 +4,33 @@ from __future__ import annotations
 
 import importlib
 import logging
-import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.kv_cache_utils import _get_kv_cache_config_packed
 from vllm.v1.kv_cache_interface import (
-    FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheTensor,
     MambaSpec,
     SlidingWindowSpec,
 )
-from vllm.v1.kv_storage import KVStorageUpdate, allocate_kv_tensor, kv_allocation_scope
+from vllm.v1.kv_storage import allocate_kv_tensor
 
 from engine.storage_pair import until
-from kvcached_core.budget import BudgetError, Segment, open_host_budget, remove_segment
+from engine.worker_rig import BLOCK, CPU, LAYERS, MIB, SPEC, Make, Worker, make
+from kvcached_core.budget import BudgetError, open_host_budget
 from kvcached_core.engines.vllm.backend import KvcachedBackend, settings_of
 from kvcached_core.engines.vllm.log import logger
-from kvcached_core.engines.vllm.plan import StoragePlan
 from kvcached_core.engines.vllm.planner import geometry_of, geometry_of_layers
 from kvcached_core.engines.vllm.worker_storage import KvcachedWorkerStorage
 from kvcached_core.provenance.vllm import provenance
-from kvcached_core.vmm import readable_bytes
 
 pytestmark = [pytest.mark.engine]
-
-LAYERS = 3
-SPEC = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=32, dtype=torch.float32)
-BLOCK = SPEC.page_size_bytes  # 4 KiB: of one layer
-MIB = 1 << 20
-CPU = torch.device("cpu")
-
-
-class Worker:
-    """What an engine core and its worker do at start, by the same calls, without a model."""
-
-    def __init__(
-        self, directory: Path, *, layout: str = "per-layer", num_blocks: int = 40, **given: Any
-    ) -> None:
-        cache = given.pop("kv_cache_memory_bytes", None)
-        storage = {
-            "budget_dir": str(directory),
-            "name": "one",
-            "capacity": "1MiB",
-            "page_size": 4 * LAYERS * BLOCK,
-            "layout": layout,
-            **given,
-        }
-        self.vllm_config: Any = SimpleNamespace(
-            cache_config=SimpleNamespace(
-                kv_storage_backend="kvcached",
-                kv_storage_config=storage,
-                kv_cache_memory_bytes=cache,
-                num_gpu_blocks_override=num_blocks,
-            ),
-            model_config=SimpleNamespace(max_model_len=128, original_max_model_len=128),
-            scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
-            kv_transfer_config=None,
-            parallel_config=SimpleNamespace(
-                decode_context_parallel_size=1,
-                prefill_context_parallel_size=1,
-                data_parallel_index=0,
-                data_parallel_size=1,
-            ),
-        )
-        names = [f"layer{i}" for i in range(LAYERS)]
-        self.specs = dict.fromkeys(names, SPEC)
-        groups = [KVCacheGroupSpec(names, SPEC)]
-        if layout == "block-major":
-            _, tensors = _get_kv_cache_config_packed(self.vllm_config, groups, MIB)
-        else:
-            tensors = [KVCacheTensor(num_blocks * BLOCK, [name]) for name in names]
-        self.config = KVCacheConfig(num_blocks, tensors, groups)
-        self.storage = KvcachedWorkerStorage(self.vllm_config, settings_of(self.vllm_config), 0)
-        self.tensors: list[torch.Tensor] = []
-
-    def adjust(self, found: int = 77) -> int:
-        return self.storage.adjust_available_memory(found, self.specs)
-
-    def make_plan(self) -> StoragePlan:
-        KvcachedBackend.plan(self.vllm_config, [self.config])
-        self.config = pickle.loads(pickle.dumps(self.config))  # as it travels to the worker
-        assert isinstance(self.config.storage_plan, StoragePlan)
-        return self.config.storage_plan
-
-    def allocate(self, tensors: list[KVCacheTensor] | None = None) -> list[torch.Tensor]:
-        with kv_allocation_scope(self.storage, self.config):
-            given = self.config.kv_cache_tensors if tensors is None else tensors
-            packed = given[:1] if given and given[0].block_stride else given
-            self.tensors = [allocate_kv_tensor(tensor, CPU) for tensor in packed]
-        return self.tensors
-
-    def start(self) -> Worker:
-        self.adjust()
-        self.make_plan()
-        self.allocate()
-        return self
-
-    @property
-    def plan(self) -> StoragePlan:
-        plan = self.config.storage_plan
-        assert isinstance(plan, StoragePlan)
-        return plan
-
-    def grow(self, pages: list[int]) -> None:
-        segment = Segment.open(str(self.plan.segment))
-        segment.request(pages)
-        owned: list[int] = []
-
-        def answered() -> bool:
-            owned.extend(segment.poll()[0])
-            return segment.outstanding() == 0
-
-        until(answered, "growth")
-        assert owned == pages
-
-    def step(self, epoch: int, tokens: int = 1, **pages: tuple[int, ...]) -> None:
-        update = KVStorageUpdate(epoch=epoch, **pages) if epoch else None
-        self.storage.begin_step(
-            SimpleNamespace(kv_storage_update=update, total_num_scheduled_tokens=tokens)
-        )
-
-    def readable(self) -> list[int]:
-        return [readable_bytes(t.data_ptr(), t.numel()) for t in self.tensors]
-
-    def close(self) -> None:
-        self.tensors = []
-        self.storage.shutdown()
-        if self.config.storage_plan is not None:
-            remove_segment(self.plan.segment)
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., Worker]]:
-    workers: list[Worker] = []
-
-    def build(**given: Any) -> Worker:
-        workers.append(Worker(tmp_path / "budget", **given))
-        return workers[-1]
-
-    yield build
-    for worker in workers:
-        worker.close()
-
-
-Make = Callable[..., Worker]
-
+__all__ = ["make"]  # a fixture
 
 # --- tensors ---
 

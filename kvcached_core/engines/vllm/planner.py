@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_cache_groups
 
-from kvcached_core.budget import create_segment, default_directory, open_host_budget
+from kvcached_core.budget import create_segment, default_directory
 from kvcached_core.config import Settings
+from kvcached_core.engines.vllm.device import device_of
 from kvcached_core.engines.vllm.geometry import Geometry
 from kvcached_core.engines.vllm.plan import StoragePlan
 from kvcached_core.engines.vllm.room import Room, check_room
 from kvcached_core.engines.vllm.support import check_groups
-from kvcached_core.vmm import HOST_GRANULARITY
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -25,15 +25,15 @@ def make_plans(
 ) -> list[StoragePlan]:
     """One plan a worker; makes the instance's segment. Raises ValueError, BudgetError."""
     directory = directory_of(settings)
-    capacity = open_host_budget(
-        directory, settings.budget, settings.capacity, settings.headroom
-    ).capacity()
-    room = room_of(vllm_config, settings, capacity)
+    devices = [device_of(vllm_config, settings, rank) for rank in range(len(configs))]
+    rooms = [
+        room_of(vllm_config, settings, device.open_budget(directory).capacity())
+        for device in devices
+    ]
     geometry = geometry_of(vllm_config, settings, configs)
-    for rank in range(len(configs)):
+    for rank, room in enumerate(rooms):
         check_room(geometry.need(rank), room, vllm_config.model_config.max_model_len)
     num_blocks = configs[0].num_blocks
-    limit = room.limit_bytes
     # Last, since a failure after it would leave the name taken for this process's life.
     name = instance_name(vllm_config, settings)
     segment = create_segment(
@@ -45,17 +45,21 @@ def make_plans(
             instance=name,
             rank=rank,
             num_ranks=len(configs),
-            device=f"host:{settings.budget}",
+            device=devices[rank].key,
             budget_dir=directory,
-            capacity=capacity,
+            capacity=rooms[rank].capacity,
             segment=segment,
             num_blocks=num_blocks,
             blocks_per_page=geometry.blocks_per_page,
             block_bytes=tensors,
             floor=floor_bytes(
-                settings.floor, geometry.request_pages, geometry.page_bytes(rank), limit
+                settings.floor,
+                geometry.request_pages,
+                geometry.page_bytes(rank),
+                rooms[rank].limit_bytes,
             ),
-            limit=limit,
+            limit=rooms[rank].limit_bytes,
+            granularity=geometry.granularity,
         )
         for rank, tensors in enumerate(geometry.block_bytes)
     ]
@@ -75,7 +79,7 @@ def geometry_of(
         block_bytes=tuple(block_bytes(config) for config in configs),
         request_blocks=request_blocks(vllm_config, configs[0]),
         page_size=settings.page_size,
-        granularity=HOST_GRANULARITY,
+        granularity=device_of(vllm_config, settings, 0).granularity,
     )
 
 

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from vllm import envs
+
+from kvcached_core.engines.vllm.device import is_served
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
+
+# Methods of speculative decoding whose drafts have no KV cache, or keep it in blocks of the
+# scheduler's, those of the lookahead included.
+_DRAFTS = ("ngram", "draft_model", "eagle", "eagle3")
 
 # Option, whether the configuration asks for it, why it is refused.
 _Rule = tuple[str, Callable[[Any], bool], str]
@@ -15,7 +23,7 @@ _Rule = tuple[str, Callable[[Any], bool], str]
 _RULES: tuple[_Rule, ...] = (
     (
         "--device",
-        lambda c: c.device_config.device_type != "cpu",
+        lambda c: not is_served(c.device_config.device_type),
         "this release drives host memory only: use the CPU build",
     ),
     (
@@ -53,8 +61,8 @@ _RULES: tuple[_Rule, ...] = (
     ),
     (
         "--speculative-config",
-        lambda c: c.speculative_config is not None,
-        "draft models have not been tested with it",
+        lambda c: (c.speculative_config is not None and c.speculative_config.method not in _DRAFTS),
+        f"methods that work are {', '.join(_DRAFTS)}",
     ),
     (
         "--scheduler-cls",
@@ -67,9 +75,13 @@ _RULES: tuple[_Rule, ...] = (
         "it keeps a share of all addresses free, which may be more than there is memory for",
     ),
     (
-        "--enable-sleep-mode",
-        lambda c: c.model_config is not None and c.model_config.enable_sleep_mode,
-        "sleep is not connected to it yet",
+        "--sleep-mode-backend",
+        lambda c: (
+            c.model_config is not None
+            and c.model_config.enable_sleep_mode
+            and c.model_config.sleep_mode_backend != "cumem"
+        ),
+        "only 'cumem' leaves alone what is not its own",
     ),
     (
         "--enable-return-routed-experts",
@@ -77,9 +89,10 @@ _RULES: tuple[_Rule, ...] = (
         "its buffers grow with the number of addresses, not with memory",
     ),
     (
-        "VLLM_USE_V2_MODEL_RUNNER",
-        lambda c: c.model_config is not None and bool(c.use_v2_model_runner),
-        "the second model runner does not allocate through the storage yet; set it to 0",
+        "VLLM_ENABLE_STARTUP_PLAN",
+        lambda c: envs.VLLM_ENABLE_STARTUP_PLAN,
+        "the size that it remembers was measured for a cache that takes all its memory at start, "
+        "and would become a limit; set it to 0",
     ),
 )
 

@@ -7,21 +7,24 @@ this one finds pages mapped before a step and queues them for release after it.
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.v1.kv_storage import KVWorkerStorage
 
-from kvcached_core.budget import Budget, Grant, Rank, Segment, open_host_budget, remove_segment
+from kvcached_core.budget import Budget, Grant, Rank, Segment, remove_segment
 from kvcached_core.config import Settings, format_size
+from kvcached_core.engines.vllm.attention import check_attention
+from kvcached_core.engines.vllm.device import Device, device_of
 from kvcached_core.engines.vllm.log import logger
 from kvcached_core.engines.vllm.plan import StoragePlan
 from kvcached_core.engines.vllm.planner import directory_of, geometry_of_layers, room_of
 from kvcached_core.engines.vllm.room import check_room
+from kvcached_core.engines.vllm.warmup import WarmupPages
 from kvcached_core.provenance.vllm import provenance
-from kvcached_core.vmm import Arena, Driver, HostDriver
+from kvcached_core.vmm import Arena, Driver
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
 
 _DRAIN_MS = 30_000
 _TERMS_MS = 5000
-# On a CPU a step's work is done when the call returns, so behind a step is the fence.
 
 
 class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
@@ -40,12 +42,15 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
         self._vllm_config = vllm_config
         self._settings = settings
         self._rank_number = rank
+        self._device: Device | None = None
         self._driver: Driver | None = None
         self._budget: Budget | None = None
         self._arenas: list[Arena] = []
         self._rank: Rank | None = None
         self._plan: StoragePlan | None = None
         self._row: int | None = None
+        self._claim = 0  # in the row: what the worker takes beside the cache
+        self._warmup: WarmupPages | None = None
         self._suspended = False
         self._retire: list[int] = []
         self._epoch = 0
@@ -54,9 +59,10 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
 
     def adjust_available_memory(self, num_bytes: int, kv_cache_spec: dict[str, Any]) -> int:
         settings = self._settings
-        self._budget = open_host_budget(
-            directory_of(settings), settings.budget, settings.capacity, settings.headroom
-        )
+        check_attention(self._vllm_config, kv_cache_spec, settings.layout == "block-major")
+        self._device = device_of(self._vllm_config, settings, self._rank_number)
+        self._budget = self._device.open_budget(directory_of(settings))
+        self._claim = self._device.workspace_bytes()
         room = room_of(self._vllm_config, settings, self._budget.capacity())
         geometry = geometry_of_layers(self._vllm_config, settings, kv_cache_spec)
         model = self._vllm_config.model_config
@@ -70,9 +76,10 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
     @contextmanager
     def allocation_scope(self, kv_cache_config: KVCacheConfig) -> Iterator[None]:
         plan = kv_cache_config.storage_plan
-        assert isinstance(plan, StoragePlan) and self._rank is None and self._budget is not None
+        assert isinstance(plan, StoragePlan) and self._rank is None
+        assert self._device is not None and self._budget is not None
         self._plan = plan
-        self._driver = HostDriver()
+        self._driver = self._device.make_driver()
         yield
         if len(self._arenas) != len(plan.block_bytes):
             raise RuntimeError(
@@ -86,7 +93,7 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
             raise
 
     def allocate(self, tensor: KVCacheTensor, device: torch.device) -> torch.Tensor:
-        assert self._plan is not None and self._driver is not None
+        assert self._plan is not None and self._driver is not None and self._device is not None
         index = len(self._arenas)
         if index == len(self._plan.block_bytes):
             raise RuntimeError(
@@ -94,10 +101,10 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
                 f"{', '.join(tensor.shared_by)}), planned were {index} tensors"
             )
         planned = self._plan.block_bytes[index] * self._plan.num_blocks
-        if tensor.size != planned or device.type != "cpu":
+        if tensor.size != planned or device.type != self._device.tensor_type:
             raise RuntimeError(
                 f"KV tensor {index} has {tensor.size} bytes on {device}, planned were {planned} "
-                "bytes on cpu"
+                f"bytes on {self._device.tensor_type}"
             )
         size = self._plan.extent_bytes[index] * self._plan.num_pages
         arena = Arena.reserve(self._driver, size)
@@ -106,7 +113,8 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
 
     def _start(self, plan: StoragePlan, budget: Budget) -> None:
         assert self._driver is not None
-        row = budget.join(plan.instance, plan.rank, plan.limit, plan.floor, 0, plan.settings.weight)
+        weight = plan.settings.weight
+        row = budget.join(plan.instance, plan.rank, plan.limit, plan.floor, self._claim, weight)
         extents = list(zip(self._arenas, plan.extent_bytes, strict=True))
         try:
             self._rank = Rank(
@@ -122,6 +130,7 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
             budget.leave(row)
             raise
         self._row = row
+        self._warmup = WarmupPages(plan, self._rank)
         atexit.register(self.shutdown)
         logger.info(
             "KV storage: kvcached, rank %d of engine %s: reserved %s, mapped %s; %s",
@@ -132,10 +141,28 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
             provenance(),
         )
 
+    def on_warmup_done(self) -> None:
+        warmup, self._warmup = self._warmup, None
+        if warmup is None:
+            return
+        self._retire_at(warmup.pages, 0)
+        self._drain()
+        self._hold_workspace()
+
+    def _hold_workspace(self) -> None:
+        """Takes what was claimed; then the device itself shows that it is gone."""
+        assert self._device is not None and self._plan is not None
+        self._device.hold_workspace()
+        if self._claim:
+            self._claim = 0
+            self._set_floor(self._plan.floor)
+
     # --- steps ---
 
     def begin_step(self, scheduler_output: SchedulerOutput) -> None:
-        self.end_step()  # a pooling model's steps have none of their own
+        self.end_step()  # after a step that failed
+        if self._warmup is not None:
+            self._warmup.serve(scheduler_output)
         update = scheduler_output.kv_storage_update
         if update is not None and self._rank is not None:
             if update.epoch <= self._epoch:
@@ -150,9 +177,23 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
             self.end_step()
 
     def end_step(self) -> None:
-        if self._retire and self._rank is not None:
-            self._rank.retire(self._retire, self._epoch)
-            self._retire = []
+        if self._retire:
+            retire, self._retire = self._retire, []
+            self._retire_at(retire, self._epoch)
+
+    def _retire_at(self, pages: Sequence[int], epoch: int) -> None:
+        """Lets go of pages behind all work that is queued now."""
+        # On a CPU a step's work is done when the call returns, so the call itself is the fence.
+        if self._rank is not None:
+            self._rank.retire(pages, epoch)
+
+    def _drain(self) -> None:
+        assert self._rank is not None and self._plan is not None
+        if not self._rank.drain(_DRAIN_MS):
+            raise RuntimeError(
+                f"KV storage of engine {self._plan.instance}, rank {self._plan.rank}: pages were "
+                f"not released within {_DRAIN_MS} ms"
+            )
 
     # --- sleep and end ---
 
@@ -161,12 +202,8 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
             return
         self.end_step()
         self._epoch += 1  # as the block half's suspend does
-        self._rank.retire(range(self._plan.num_pages), self._epoch)  # page 0 is passed over
-        if not self._rank.drain(_DRAIN_MS):
-            raise RuntimeError(
-                f"KV storage of engine {self._plan.instance}, rank {self._plan.rank}: pages were "
-                f"not released within {_DRAIN_MS} ms"
-            )
+        self._retire_at(range(self._plan.num_pages), self._epoch)  # page 0 is passed over
+        self._drain()
         self._set_floor(0)
         self._suspended = True
 
@@ -174,12 +211,13 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
         if self._suspended and (tags is None or "kv_cache" in tags):
             assert self._plan is not None
             self._set_floor(self._plan.floor)
+            self._hold_workspace()
             self._suspended = False
 
     def _set_floor(self, floor: int) -> None:
         plan, budget = self._plan, self._budget
         assert plan is not None and budget is not None and self._row is not None
-        grant = budget.set_terms(self._row, plan.limit, floor, 0, _TERMS_MS)
+        grant = budget.set_terms(self._row, plan.limit, floor, self._claim, _TERMS_MS)
         if grant != Grant.GRANTED:
             raise RuntimeError(
                 f"KV storage of engine {plan.instance}: its floor of {format_size(floor)} cannot "
