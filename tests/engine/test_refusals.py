@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from vllm.config import VllmConfig
@@ -76,10 +76,9 @@ CHANGES: list[tuple[str, str, Any]] = [
     ("--enable-elastic-ep", "parallel_config.enable_elastic_ep", True),
     ("--kv-offloading-size", "cache_config.kv_offloading_size", 1.0),
     ("--kv-transfer-config", "kv_transfer_config", SimpleNamespace()),
-    ("--speculative-config", "speculative_config", SimpleNamespace(method="ngram")),
+    ("--speculative-config", "speculative_config", SimpleNamespace(method="medusa")),
     ("--scheduler-cls", "scheduler_config.scheduler_cls", "mine.Scheduler"),
     ("--watermark", "scheduler_config.watermark", 0.01),
-    ("--enable-sleep-mode", "model_config.enable_sleep_mode", True),
     ("--enable-return-routed-experts", "model_config.enable_return_routed_experts", True),
 ]
 
@@ -108,16 +107,52 @@ def test_rule(clean: VllmConfig, option: str, path: str, value: Any) -> None:
     assert "--kv-storage-backend=static" in str(refusal.value)
 
 
-def test_the_second_runner_is_refused(clean: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(VllmConfig.use_v2_model_runner, property)
-    assert not clean.use_v2_model_runner
-    monkeypatch.setattr(VllmConfig, "use_v2_model_runner", property(lambda self: True))
-    with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER"):
+def test_a_remembered_size_is_refused(clean: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_STARTUP_PLAN", "1")
+    with pytest.raises(ValueError, match="VLLM_ENABLE_STARTUP_PLAN"):
+        support.check_supported(clean)
+
+
+def test_another_way_to_sleep_is_refused(clean: VllmConfig) -> None:
+    asleep = changed(clean, "model_config.sleep_mode_backend", "checkpoint")
+    support.check_supported(asleep)  # nobody sleeps
+    with pytest.raises(ValueError, match="--sleep-mode-backend"):
+        support.check_supported(changed(asleep, "model_config.enable_sleep_mode", True))
+
+
+ACCEPTED: list[tuple[str, Any]] = [
+    ("model_config.enable_sleep_mode", True),
+    ("scheduler_config.async_scheduling", True),
+    ("lora_config", SimpleNamespace()),
+    ("cache_config.cache_dtype", "fp8"),
+    *[("speculative_config", SimpleNamespace(method=method)) for method in support._DRAFTS],
+]
+
+
+@pytest.mark.parametrize(("path", "value"), ACCEPTED)
+def test_what_works_is_not_refused(clean: VllmConfig, path: str, value: Any) -> None:
+    support.check_supported(changed(clean, path, value))
+
+
+def test_methods_of_drafting_are_upstreams() -> None:
+    from vllm.config.speculative import SpeculativeMethod
+
+    assert set(support._DRAFTS) <= set(every_literal(SpeculativeMethod))
+
+
+def every_literal(alias: Any) -> list[Any]:
+    return [v for a in get_args(alias) for v in ([a] if isinstance(a, str) else every_literal(a))]
+
+
+def test_both_runners_are_served(clean: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    for second in (False, True):
+        monkeypatch.setattr(VllmConfig, "use_v2_model_runner", property(lambda _, v=second: v))
         support.check_supported(clean)
 
 
 def test_every_rule_is_tried_above() -> None:
-    tried = {option for option, _, _ in CHANGES} | {"VLLM_USE_V2_MODEL_RUNNER"}
+    tried = {option for option, _, _ in CHANGES}
+    tried |= {"VLLM_ENABLE_STARTUP_PLAN", "--sleep-mode-backend"}
     for option, _, _ in support._RULES:
         assert set(option.split(", ")) <= tried
 
@@ -139,7 +174,7 @@ def test_every_rule_is_tried_above() -> None:
             "--speculative-config",
             {
                 "speculative_config": {
-                    "method": "ngram",
+                    "method": "ngram_gpu",
                     "num_speculative_tokens": 2,
                     "prompt_lookup_max": 2,
                 }

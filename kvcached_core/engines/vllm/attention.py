@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from vllm.config import set_current_vllm_config
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheSpec
@@ -22,17 +24,24 @@ def check_attention(
 ) -> None:
     """Raises ValueError for the first layer whose backend cannot use the layout, by both names."""
     layers: dict[str, Any] = vllm_config.compilation_config.static_forward_context
-    for name, spec in specs.items():
-        backend = layers[name].get_attn_backend()
-        kind = backend.get_name()
-        reason = _REFUSED.get(kind)
-        if reason is None and block_major and hasattr(spec, "indexes_kv_by_block_stride"):
-            reason = _why_not_block_major(backend, kind, spec)
-        if reason is not None:
-            raise ValueError(
-                f"--kv-storage-backend=kvcached does not serve attention backend {kind} (layer "
-                f"{name}): {reason}"
-            )
+    with set_current_vllm_config(vllm_config):  # backends look at it for their kernels' block sizes
+        for name, spec in specs.items():
+            backend = layers[name].get_attn_backend()
+            if reason := _why_not(backend, spec, block_major):
+                raise ValueError(
+                    "--kv-storage-backend=kvcached does not serve attention backend "
+                    f"{backend.get_name()} (layer {name}): {reason}"
+                )
+
+
+def _why_not(backend: Any, spec: Any, block_major: bool) -> str | None:
+    kind = backend.get_name()
+    if reason := _REFUSED.get(kind):
+        return reason
+    # Other state than attention's is refused by its spec.
+    if block_major and hasattr(spec, "indexes_kv_by_block_stride"):
+        return _why_not_block_major(backend, kind, spec)
+    return None
 
 
 def _why_not_block_major(backend: Any, kind: str, spec: Any) -> str | None:
