@@ -1,4 +1,4 @@
-"""Speculative decoding by n-gram, short of memory: upstream's tokens, with drafts that were used."""
+"""Drafts by n-gram, short of memory: upstream's tokens, with drafts that were used."""
 
 from __future__ import annotations
 

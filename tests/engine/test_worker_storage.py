@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -96,6 +97,25 @@ def test_other_tensors_than_planned_stop_the_start(
         worker.allocate(harm(worker.config.kv_cache_tensors))
     budget = open_host_budget(worker.plan.budget_dir, "default", MIB)
     assert budget.rows() == []
+
+
+def test_a_plan_for_another_device_stops_the_start(make: Make) -> None:
+    worker = make()
+    worker.adjust()
+    worker.config.storage_plan = replace(worker.make_plan(), device="host:other")
+    with pytest.raises(RuntimeError, match=r"planned for budget host:other, rank 0 is on host:def"):
+        worker.allocate()
+
+
+def test_a_tensor_elsewhere_than_the_runner_stops_the_start(make: Make) -> None:
+    worker = make()
+    worker.adjust()
+    worker.make_plan()
+    with (
+        pytest.raises(RuntimeError, match="KV tensor 0 lies on cpu, the model runner is on cpu:1"),
+        worker.storage.allocation_scope(worker.config),
+    ):
+        worker.storage.allocate(worker.config.kv_cache_tensors[0], torch.device("cpu:1"))
 
 
 # --- capacity ---

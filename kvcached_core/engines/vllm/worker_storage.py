@@ -78,6 +78,11 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
         plan = kv_cache_config.storage_plan
         assert isinstance(plan, StoragePlan) and self._rank is None
         assert self._device is not None and self._budget is not None
+        if plan.device != self._device.key:
+            raise RuntimeError(
+                f"the engine core planned for budget {plan.device}, rank {plan.rank} is on "
+                f"{self._device.key}: they see the machine's devices in another order"
+            )
         self._plan = plan
         self._driver = self._device.make_driver()
         yield
@@ -109,7 +114,12 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
         size = self._plan.extent_bytes[index] * self._plan.num_pages
         arena = Arena.reserve(self._driver, size)
         self._arenas.append(arena)
-        return torch.from_dlpack(arena.tensor(0, tensor.size))
+        ours = torch.from_dlpack(arena.tensor(0, tensor.size))
+        if ours.device != device:
+            raise RuntimeError(
+                f"KV tensor {index} lies on {ours.device}, the model runner is on {device}"
+            )
+        return ours
 
     def _start(self, plan: StoragePlan, budget: Budget) -> None:
         assert self._driver is not None
