@@ -1,14 +1,22 @@
 import pytest
 
+from .device_subject import DeviceSubject
 from .subject import SUBJECTS, Subject
 
+REAL = pytest.param("real-cuda", marks=pytest.mark.gpu)
+SMALL = sorted(name for name in SUBJECTS if "MiB" not in name)
 
-@pytest.fixture(params=sorted(SUBJECTS))
+
+def subject_named(name: str) -> Subject:
+    return DeviceSubject() if name == "real-cuda" else SUBJECTS[name]()
+
+
+@pytest.fixture(params=[*sorted(SUBJECTS), REAL])
 def subject(request: pytest.FixtureRequest) -> Subject:
-    return SUBJECTS[request.param]()
+    return subject_named(request.param)
 
 
-@pytest.fixture(params=sorted(name for name in SUBJECTS if "MiB" not in name))
+@pytest.fixture(params=[*SMALL, REAL])
 def small_subject(request: pytest.FixtureRequest) -> Subject:
     """A driver with granules so small that a test may have many turns."""
-    return SUBJECTS[request.param]()
+    return subject_named(request.param)
