@@ -79,6 +79,9 @@ class DeviceDriver(Driver):
 def CudaDriver(device: int = 0, library: str = "libcuda.so.1") -> DeviceDriver:
     """A driver over an NVIDIA device; DeviceUnavailable where there is none."""
 
+def HipDriver(device: int = 0, library: str = "") -> DeviceDriver:
+    """The same over an AMD device; library "": the newest libamdhip64 that is installed."""
+
 class InjectedFault(DriverError):
     """A FaultyDriver was told to fail this call."""
 

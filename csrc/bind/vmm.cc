@@ -12,6 +12,7 @@
 #include "vmm/cuda_driver.h"
 #include "vmm/dlpack.h"
 #include "vmm/granules.h"
+#include "vmm/hip_driver.h"
 #include "vmm/machine_memory.h"
 #include "vmm/probe.h"
 #include "vmm/text.h"
@@ -116,7 +117,9 @@ void bind_drivers(py::module_& m) {
       .def("passed", &Fence::passed, NoGil())
       .def(
           "wait",
-          [](Fence& f, int milliseconds) { return f.wait(std::chrono::milliseconds(milliseconds)); },
+          [](Fence& f, int milliseconds) {
+            return f.wait(std::chrono::milliseconds(milliseconds));
+          },
           py::arg("milliseconds"), NoGil())
       .def("describe", &Fence::describe);
 
@@ -171,6 +174,12 @@ void bind_drivers(py::module_& m) {
         return ends_without_gil(make_cuda_driver(device, library));
       },
       py::arg("device") = 0, py::arg("library") = "libcuda.so.1", NoGil());
+  m.def(
+      "HipDriver",
+      [](int device, const std::string& library) {
+        return ends_without_gil(make_hip_driver(device, library));
+      },
+      py::arg("device") = 0, py::arg("library") = "", NoGil());
 }
 
 void bind_arena(py::module_& m) {

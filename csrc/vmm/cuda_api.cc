@@ -1,7 +1,7 @@
 #include "vmm/cuda_api.h"
 
 #include "vmm/cuda_driver.h"
-#include "vmm/cuda_status.h"
+#include "vmm/device_status.h"
 #include "vmm/device_uuid.h"
 #include "vmm/dlpack.h"
 

@@ -59,7 +59,7 @@ void Device::lose(const std::string& why) {
 }
 
 Device::Visit::Visit(Device& device) : device_(device), set_before_(set_for) {
-  if (set_for == device.id_) return;
+  if (set_for == device.id_ || device.lost_ || !device.is_ours()) return;
   status_ = device.api_->enter(before_);
   entered_ = status_ == 0;
   if (entered_) set_for = device.id_;

@@ -1,9 +1,9 @@
 // One device of one process: how its vendor's library is called, and what becomes of its statuses.
 //
 // Every call is made with the device current in the calling thread and its capture mode relaxed,
-// and the thread is left as it was found. A thread that adopt() was called in keeps that state: each
-// call there is one call of the library. Thread safe. In another process than the one that made
-// it, calls raise InvalidArgument and the destructor does nothing.
+// and the thread is left as it was found. A thread that adopt() was called in keeps that state:
+// each call there is one call of the library. Thread safe. In another process than the one that
+// made it, calls raise InvalidArgument and the destructor does nothing.
 #pragma once
 
 #include <sys/types.h>

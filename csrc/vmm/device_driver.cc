@@ -36,9 +36,8 @@ void DeviceDriver::give_all_back() {
   for (const auto& [native, size] : table_.handles())
     device_->run("end", 0, size, [&, native = native] { return api().release(native); });
   for (const auto& [base, size] : table_.ranges())
-    device_->run("end", base, size, [&, base = base, size = size] {
-      return api().unreserve(base, size);
-    });
+    device_->run("end", base, size,
+                 [&, base = base, size = size] { return api().unreserve(base, size); });
   device_->run("end", 0, 0, [&] { return api().destroy_stream(stream_); });
 }
 

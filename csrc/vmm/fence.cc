@@ -6,7 +6,9 @@
 namespace kvcached::vmm {
 namespace {
 
-// Zeroing a page is a few microseconds, a step of an engine is milliseconds.
+// Zeroing a page is a few microseconds, less than the shortest sleep; a step of an engine is
+// milliseconds.
+constexpr std::chrono::microseconds kWithoutPause{30};
 constexpr std::chrono::microseconds kFirstPause{5};
 constexpr std::chrono::microseconds kLongestPause{500};
 
@@ -19,10 +21,12 @@ class PassedFence final : public Fence {
 }  // namespace
 
 bool Fence::wait(std::chrono::milliseconds deadline) {
-  const auto end = std::chrono::steady_clock::now() + deadline;
+  const auto begin = std::chrono::steady_clock::now();
   auto pause = kFirstPause;
   while (!passed()) {
-    if (std::chrono::steady_clock::now() >= end) return false;
+    const auto waited = std::chrono::steady_clock::now() - begin;
+    if (waited >= deadline) return false;
+    if (waited < kWithoutPause) continue;
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, kLongestPause);
   }

@@ -86,7 +86,12 @@ class RangeTable {
     enum class Kind { kMap, kSetAccess, kUnmap };
     Edit(RangeTable& owner, Kind kind, Address at, Bytes size, std::uint64_t native,
          std::vector<std::pair<Address, Bytes>> shut)
-        : owner_(owner), kind_(kind), at_(at), size_(size), native_(native), shut_(std::move(shut)) {}
+        : owner_(owner),
+          kind_(kind),
+          at_(at),
+          size_(size),
+          native_(native),
+          shut_(std::move(shut)) {}
 
     RangeTable& owner_;
     const Kind kind_;

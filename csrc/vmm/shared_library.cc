@@ -16,11 +16,11 @@ SharedLibrary::SharedLibrary(const std::vector<std::string>& names, const std::s
       return;
     }
     const char* const why = ::dlerror();
-    tried += text(tried.empty() ? "" : "; ", name, " (", why == nullptr ? "unknown error" : why,
-                  ")");
+    tried +=
+        text(tried.empty() ? "" : "; ", name, " (", why == nullptr ? "unknown error" : why, ")");
   }
-  throw DeviceUnavailable(text("no library of the device's driver could be opened; tried: ", tried,
-                               ". ", advice));
+  throw DeviceUnavailable(
+      text("no library of the device's driver could be opened; tried: ", tried, ". ", advice));
 }
 
 void* SharedLibrary::symbol(const char* name) const {

@@ -15,14 +15,56 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from kvcached_core.vmm import CudaDriver, DeviceDriver
+from kvcached_core.vmm import CudaDriver, DeviceDriver, HipDriver
 
 MIB = 1 << 20
 _HERE = Path(__file__).parent
-_DRIVERS = {"cuda": CudaDriver}
+VENDORS = ("cuda", "hip")
+_DRIVERS = {"cuda": CudaDriver, "hip": HipDriver}
 _numbers = itertools.count()
 
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2  # modes of capture
+
+# What the vendors call the calls that cost something. "visit" is what a thread of somebody else's
+# is entered and left by, "switch" what is added where another device is current.
+CALLS: dict[str, dict[str, str]] = {
+    "cuda": {
+        "reserve": "cuMemAddressReserve",
+        "unreserve": "cuMemAddressFree",
+        "create": "cuMemCreate",
+        "release": "cuMemRelease",
+        "map": "cuMemMap",
+        "set_access": "cuMemSetAccess",
+        "unmap": "cuMemUnmap",
+        "zero": "cuMemsetD8Async",
+        "free_bytes": "cuMemGetInfo_v2",
+        "create_event": "cuEventCreate",
+        "record": "cuEventRecord",
+        "query": "cuEventQuery",
+    },
+    "hip": {
+        "reserve": "hipMemAddressReserve",
+        "unreserve": "hipMemAddressFree",
+        "create": "hipMemCreate",
+        "release": "hipMemRelease",
+        "map": "hipMemMap",
+        "set_access": "hipMemSetAccess",
+        "unmap": "hipMemUnmap",
+        "zero": "hipMemsetAsync",
+        "free_bytes": "hipMemGetInfo",
+        "create_event": "hipEventCreateWithFlags",
+        "record": "hipEventRecord",
+        "query": "hipEventQuery",
+    },
+}
+VISIT: dict[str, dict[str, int]] = {
+    "cuda": {"cuCtxGetCurrent": 1, "cuThreadExchangeStreamCaptureMode": 2},
+    "hip": {"hipGetDevice": 1, "hipThreadExchangeStreamCaptureMode": 2},
+}
+SWITCH: dict[str, dict[str, int]] = {
+    "cuda": {"cuCtxPushCurrent_v2": 1, "cuCtxPopCurrent_v2": 1},
+    "hip": {"hipSetDevice": 2},
+}
 
 
 @functools.cache
@@ -33,19 +75,30 @@ def _folder() -> Path:
 
 
 @functools.cache
+def _object(source: str) -> Path:
+    out = _folder() / f"{source}.o"
+    command = ["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-c", "-o", out]
+    subprocess.run([*command, _HERE / source], check=True)
+    return out
+
+
+@functools.cache
 def _built(vendor: str) -> Path:
     out = _folder() / f"lib{vendor}.so"
-    sources = [_HERE / "machine.cc", _HERE / "controls.cc", _HERE / f"fake_{vendor}.cc"]
-    command = ["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    subprocess.run([*command, "-Wl,-Bsymbolic", "-o", out, *sources], check=True)
+    objects = [_object(name) for name in ("machine.cc", "controls.cc", f"fake_{vendor}.cc")]
+    command = ["g++", "-shared", "-Wl,-Bsymbolic", "-o", out]
+    subprocess.run([*command, *objects], check=True)
     return out
 
 
 class Machine:
     """Two devices of that vendor in this process."""
 
-    def __init__(self, vendor: str = "cuda", granularity: int = MIB // 16, memory: int = 8192 * MIB):
+    def __init__(
+        self, vendor: str = "cuda", granularity: int = MIB // 16, memory: int = 8192 * MIB
+    ):
         self.vendor = vendor
+        self.calls = CALLS[vendor]
         self.path = str(_folder() / f"lib{vendor}-{next(_numbers)}.so")
         shutil.copyfile(_built(vendor), self.path)
         self.library = ctypes.CDLL(self.path)
@@ -57,6 +110,40 @@ class Machine:
 
     def driver(self, device: int = 1) -> DeviceDriver:
         return _DRIVERS[self.vendor](device, self.path)
+
+    def current(self) -> int | None:
+        """This thread's context or device, as the library knows it."""
+        name = {"cuda": "cuCtxGetCurrent", "hip": "hipGetDevice"}[self.vendor]
+        found = ctypes.c_void_p()
+        assert getattr(self.library, name)(ctypes.byref(found)) == 0
+        return found.value
+
+    def make_current(self, device: int) -> None:
+        """Of this thread, as its engine would."""
+        if self.vendor == "hip":
+            assert self.library.hipSetDevice(device) == 0
+            return
+        context = ctypes.c_void_p()
+        assert self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
+        assert self.library.cuCtxSetCurrent(context) == 0
+
+    def exchange_mode(self, mode: int) -> int:
+        """Sets this thread's mode of capture; returns the one before."""
+        prefix = {"cuda": "cu", "hip": "hip"}[self.vendor]
+        found = ctypes.c_int(mode)
+        call = getattr(self.library, f"{prefix}ThreadExchangeStreamCaptureMode")
+        assert call(ctypes.byref(found)) == 0
+        return found.value
+
+    def begin_capture(self, mode: int = GLOBAL) -> None:
+        name = {"cuda": "cuStreamBeginCapture_v2", "hip": "hipStreamBeginCapture"}[self.vendor]
+        assert getattr(self.library, name)(None, mode) == 0
+
+    def end_capture(self) -> int:
+        """The status: 0, or 901 if somebody spoiled the capture."""
+        name = {"cuda": "cuStreamEndCapture", "hip": "hipStreamEndCapture"}[self.vendor]
+        status: int = getattr(self.library, name)(None, None)
+        return status
 
     def counts(self) -> dict[str, int]:
         """Calls so far by the library's own names."""

@@ -169,7 +169,7 @@ int cuMemGetAllocationGranularity(std::size_t* out, const Prop* prop, int) {
 int cuMemAddressReserve(Address* out, std::size_t size, std::size_t alignment, Address,
                         unsigned long long) {
   return call("cuMemAddressReserve", kEverything,
-              [=] { return static_cast<Status>(machine().reserve(*out, size, alignment)); });
+              [=] { return machine().reserve(*out, size, alignment); });
 }
 
 int cuMemAddressFree(Address base, std::size_t size) {
@@ -260,19 +260,12 @@ int cuStreamDestroy_v2(Stream*) {
 }
 
 int cuStreamBeginCapture_v2(Stream*, int mode) {
-  return call("cuStreamBeginCapture_v2", kStarted | kDevice, [=] {
-    machine().captures += mode == kGlobal;
-    return kSuccess;
-  });
+  return call("cuStreamBeginCapture_v2", kStarted | kDevice,
+              [=] { return machine().begin_capture(mode); });
 }
 
 int cuStreamEndCapture(Stream*, void**) {
-  return call("cuStreamEndCapture", kStarted | kDevice, [] {
-    --machine().captures;
-    const bool spoiled = machine().spoiled;
-    machine().spoiled = false;
-    return spoiled ? kCaptureInvalidated : kSuccess;
-  });
+  return call("cuStreamEndCapture", kStarted | kDevice, [] { return machine().end_capture(); });
 }
 
 int cuEventCreate(Event** out, unsigned flags) {

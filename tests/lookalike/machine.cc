@@ -231,6 +231,18 @@ void Machine::hold(Stream& stream, bool held) {
   }
 }
 
+int Machine::begin_capture(int mode) {
+  captures += mode == kGlobal;
+  return kSuccess;
+}
+
+int Machine::end_capture() {
+  captures = 0;
+  const bool was_spoiled = spoiled;
+  spoiled = false;
+  return was_spoiled ? kCaptureInvalidated : kSuccess;
+}
+
 void Machine::touch(Stream& stream, Address address, std::size_t size) {
   touched_.push_back({address, size});
   submit(stream, [this, address, size] {

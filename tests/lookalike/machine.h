@@ -89,6 +89,8 @@ class Machine {
   int query(const Event& event) const;
   void submit(Stream& stream, std::function<void()> work);
   void hold(Stream& stream, bool held);
+  int begin_capture(int mode);
+  int end_capture();  // an error, if a call of another thread spoiled it
   // Work that reads and writes the range when the stream gets to it.
   void touch(Stream& stream, Address address, std::size_t size);
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 
 from kvcached_core.vmm import Driver, FaultyDriver, Handle, HostDriver, probe, readable_bytes
-from lookalike import shared_machine
+from lookalike import VENDORS, shared_machine
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -74,9 +74,6 @@ class Subject:
         self.map_open(address, handle)
         self.fill(address, handle.size, value)
         return handle
-
-
-VENDORS = ("cuda",)
 
 
 def _lookalike(vendor: str, granule: int) -> Subject:

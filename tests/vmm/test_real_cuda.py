@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvcached_core.vmm import Arena, CudaDriver, DeviceDriver
+from kvcached_core.vmm import Arena, CudaDriver, DeviceDriver, OutOfMemory
 
 from .subject import DEADLINE, run_script
 
@@ -69,6 +69,14 @@ def test_memory_comes_from_the_device_and_goes_back(driver: DeviceDriver) -> Non
     assert driver.free_bytes() <= before - size
     driver.release(handle)
     assert driver.free_bytes() > before - size // 2
+
+
+def test_more_than_is_free_is_out_of_memory(torch: Any, driver: DeviceDriver) -> None:
+    granule = driver.granularity()
+    with pytest.raises(OutOfMemory, match="CUDA_ERROR_OUT_OF_MEMORY"):
+        driver.create(torch.cuda.mem_get_info()[1] // granule * granule)
+    assert driver.held_bytes() == 0
+    driver.release(driver.create(granule))
 
 
 def test_a_tensor_of_torch_over_pages_that_come_and_go(
@@ -153,18 +161,23 @@ def test_a_fence_passes_behind_the_work_on_its_stream(torch: Any, driver: Device
 def test_a_lost_device_is_told_and_the_process_ends_well() -> None:
     out = run_script("""
 import torch
-from kvcached_core.vmm import Arena, CudaDriver, DeviceLost
+from kvcached_core.vmm import Arena, CudaDriver, DeviceLost, DriverError
 
 driver = CudaDriver()
 arena = Arena.reserve(driver, 4 * driver.granularity())
 handle = driver.create(driver.granularity())
+driver.check_alive()
 tensor = torch.from_dlpack(arena.tensor(0, arena.size))
 tensor.fill_(1)  # no memory there
 try:
     torch.cuda.synchronize()
 except RuntimeError as error:
     print("illegal" in str(error))
-for call in (lambda: arena.map(0, handle), driver.check_alive, driver.free_bytes):
+try:
+    arena.map(0, handle)
+except DriverError as error:
+    print("CUDA_ERROR_ILLEGAL_ADDRESS" in str(error))
+for call in (driver.check_alive, driver.free_bytes):
     try:
         call()
     except DeviceLost as error:

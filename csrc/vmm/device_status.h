@@ -1,4 +1,4 @@
-// What the numbers of the CUDA driver's CUresult mean here.
+// What a vendor's statuses mean here. HIP has taken most of its numbers from CUDA.
 #pragma once
 
 #include "vmm/device_api.h"
@@ -6,5 +6,6 @@
 namespace kvcached::vmm {
 
 Outcome cuda_outcome(Status status);
+Outcome hip_outcome(Status status);
 
 }  // namespace kvcached::vmm
