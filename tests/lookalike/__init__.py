@@ -77,7 +77,7 @@ def _folder() -> Path:
 @functools.cache
 def _object(source: str) -> Path:
     out = _folder() / f"{source}.o"
-    command = ["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-c", "-o", out]
+    command = ["g++", "-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-fPIC", "-c", "-o", out]
     subprocess.run([*command, _HERE / source], check=True)
     return out
 
