@@ -7,8 +7,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from rank_rig import EXTENTS, GRANULE, PATIENCE_S, Member, Rig, eventually, rig
+from rank_rig import EXTENTS, GRANULE, PAGE, PATIENCE_S, Member, Rig, eventually, rig
 
+from kvcached_core.budget import Budget
 from kvcached_core.vmm import DeviceLost, DriverError, FaultyDriver, HostDriver
 from lookalike import VENDORS, Machine
 
@@ -152,6 +153,13 @@ def test_a_fence_that_is_none_is_refused(tmp_path: Path, machine: Machine) -> No
             member.rank.retire([], 1, [None])  # type: ignore[list-item]
         member.rank.retire([], 1, [member.driver.fence()])
         assert member.rank.drain(PATIENCE_S * 1000)
+
+
+def test_a_devices_key_names_its_record(tmp_path: Path, machine: Machine) -> None:
+    key = machine.driver().device_key()
+    budget = Budget.open(str(tmp_path / "budget"), key, PAGE, 0)
+    assert budget.capacity() == PAGE
+    assert len(key) < 64  # what a rank publishes of it
 
 
 def test_what_a_page_costs_in_calls_of_the_library(tmp_path: Path, machine: Machine) -> None:

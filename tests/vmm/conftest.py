@@ -1,7 +1,10 @@
+from collections.abc import Iterator
+
 import pytest
 
 from .device_subject import DeviceSubject
-from .subject import SUBJECTS, Subject
+from .strip import Strip
+from .subject import KINDS, SUBJECTS, Subject
 
 REAL = pytest.param("real-cuda", marks=pytest.mark.gpu)
 SMALL = sorted(name for name in SUBJECTS if "MiB" not in name)
@@ -9,6 +12,14 @@ SMALL = sorted(name for name in SUBJECTS if "MiB" not in name)
 
 def subject_named(name: str) -> Subject:
     return DeviceSubject() if name == "real-cuda" else SUBJECTS[name]()
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def strips_over_each_driver(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every Strip that a test makes is over that kind of driver."""
+    Strip.kind = request.param
+    yield
+    Strip.kind = "host"
 
 
 @pytest.fixture(params=[*sorted(SUBJECTS), REAL])

@@ -76,12 +76,20 @@ class Subject:
         return handle
 
 
+KINDS = ("host", *VENDORS)
+
+
+def make_driver(kind: str, granule: int) -> Driver:
+    """Of one of ``KINDS``, over memory that the host can reach."""
+    return HostDriver(granule) if kind == "host" else shared_machine(kind, granule).driver()
+
+
 def _lookalike(vendor: str, granule: int) -> Subject:
-    return Subject(shared_machine(vendor, granule).driver())
+    return Subject(make_driver(vendor, granule))
 
 
 def _faulty_lookalike(vendor: str) -> Subject:
-    return Subject(FaultyDriver(shared_machine(vendor, 64 * KIB).driver()))
+    return Subject(FaultyDriver(make_driver(vendor, 64 * KIB)))
 
 
 SUBJECTS: dict[str, Callable[[], Subject]] = {
