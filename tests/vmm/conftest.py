@@ -2,6 +2,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvcached_core.vmm import DeviceDriver
+from lookalike import VENDORS, Machine
+
+from .device_life import G
 from .device_subject import DeviceSubject
 from .strip import Strip
 from .subject import KINDS, SUBJECTS, Subject
@@ -12,6 +16,16 @@ SMALL = sorted(name for name in SUBJECTS if "MiB" not in name)
 
 def subject_named(name: str) -> Subject:
     return DeviceSubject() if name == "real-cuda" else SUBJECTS[name]()
+
+
+@pytest.fixture(params=VENDORS)
+def machine(request: pytest.FixtureRequest) -> Machine:
+    return Machine(request.param, G)
+
+
+@pytest.fixture
+def driver(machine: Machine) -> DeviceDriver:
+    return machine.driver()
 
 
 @pytest.fixture(scope="module", params=KINDS)
