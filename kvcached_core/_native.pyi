@@ -11,6 +11,15 @@ class DriverError(RuntimeError):
 class OutOfMemory(DriverError):
     """Physical memory is exhausted."""
 
+class HostLimit(DriverError):
+    """The process or machine is short of descriptors, mappings, addresses or host memory."""
+
+class DeviceLost(DriverError):
+    """The device, or this process's context on it, is gone: end the process."""
+
+class DeviceUnavailable(DriverError):
+    """There is no such device here, or no library that knows it."""
+
 class InvalidArgument(DriverError):
     """The caller broke the contract; nothing was done."""
 
@@ -27,6 +36,13 @@ class Handle:
     def size(self) -> int: ...
     def __bool__(self) -> bool: ...
 
+class Fence:
+    """See csrc/vmm/fence.h."""
+
+    def passed(self) -> bool: ...
+    def wait(self, milliseconds: int) -> bool: ...
+    def describe(self) -> str: ...
+
 class Driver:
     """See csrc/vmm/driver.h. Sizes in bytes, addresses as integers."""
 
@@ -42,11 +58,29 @@ class Driver:
     def set_access(self, address: int, size: int) -> None: ...
     def unmap(self, address: int, size: int) -> None: ...
     def zero(self, address: int, size: int) -> None: ...
+    def fence(self, stream: int = 0) -> Fence:
+        """Behind all work queued so far on that native stream; 0: the default one."""
+    def adopt_thread(self) -> None:
+        """The calling thread makes no calls of its own to such a device, for life."""
+    def check_alive(self) -> None:
+        """DeviceLost once a call has found it."""
     def free_bytes(self) -> int: ...
     def held_bytes(self) -> int: ...
 
 def HostDriver(granularity: int = 0) -> Driver:
     """A driver over host memory; granularity 0 is the machine's page size."""
+
+class DeviceDriver(Driver):
+    """See csrc/vmm/device_driver.h."""
+
+    def device_key(self) -> str:
+        """Of the device, for the budget's record."""
+
+def CudaDriver(device: int = 0, library: str = "libcuda.so.1") -> DeviceDriver:
+    """A driver over an NVIDIA device; DeviceUnavailable where there is none."""
+
+def HipDriver(device: int = 0, library: str = "") -> DeviceDriver:
+    """The same over an AMD device; library "": the newest libamdhip64 that is installed."""
 
 class InjectedFault(DriverError):
     """A FaultyDriver was told to fail this call."""
@@ -59,9 +93,9 @@ class RangeInUse(InvalidArgument):
 
 class FaultyDriver(Driver):
     """See csrc/vmm/faulty_driver.h. Kinds: reserve, unreserve, create, release, map, set_access,
-    unmap, zero, free_bytes, held_bytes, and any: all of them counted together. Errors: "error"
-    (InjectedFault), "oom" (OutOfMemory), "die" (SIGKILL; the only one that may strike after the
-    effect)."""
+    unmap, zero, fence, free_bytes, held_bytes, and any: all of them counted together. Errors:
+    "error" (InjectedFault), "oom" (OutOfMemory), "lost" (DeviceLost, and so is every later call),
+    "die" (SIGKILL; the only one that may strike after the effect)."""
 
     def __init__(self, driver: Driver) -> None: ...
     def fail_at(self, kind: str, n: int, error: str = "error", after: bool = False) -> None: ...
@@ -455,9 +489,10 @@ class Rank:
         row: int,
         driver: Driver,
         extents: Sequence[tuple[Arena, int]],
+        fence_deadline_ms: int = 60_000,
     ) -> None: ...
     def make_ready(self, pages: Sequence[int]) -> None: ...
-    def retire(self, pages: Sequence[int], epoch: int) -> None: ...
+    def retire(self, pages: Sequence[int], epoch: int, fences: Sequence[Fence] = ()) -> None: ...
     def drain(self, milliseconds: int) -> bool: ...
     @property
     def page_bytes(self) -> int: ...

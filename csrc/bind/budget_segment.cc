@@ -68,14 +68,15 @@ void end_rank(Rank* rank) {
 std::shared_ptr<Rank> make_rank(
     std::shared_ptr<Segment> segment, std::uint32_t rank, std::shared_ptr<budget::Budget> record,
     std::string device, int row, std::shared_ptr<vmm::Driver> driver,
-    const std::vector<std::pair<std::shared_ptr<vmm::Arena>, budget::Bytes>>& extents) {
+    const std::vector<std::pair<std::shared_ptr<vmm::Arena>, budget::Bytes>>& extents,
+    int fence_deadline_ms) {
   std::vector<budget::Extent> list;
   for (const auto& [arena, bytes] : extents) {
     if (!arena) throw std::invalid_argument("an extent without an arena");
     list.push_back({arena, bytes});
   }
   return {new Rank(std::move(segment), rank, std::move(record), std::move(device), row,
-                   std::move(driver), std::move(list)),
+                   std::move(driver), std::move(list), Milliseconds(fence_deadline_ms)),
           end_rank};
 }
 
@@ -116,9 +117,11 @@ void bind_rank(py::module_& m) {
   py::class_<Rank, std::shared_ptr<Rank>>(m, "Rank")
       .def(py::init(&make_rank), py::arg("segment").none(false).none(false).none(false),
            py::arg("rank"), py::arg("budget").none(false), py::arg("device"), py::arg("row"),
-           py::arg("driver").none(false), py::arg("extents"), no_gil())
+           py::arg("driver").none(false), py::arg("extents"),
+           py::arg("fence_deadline_ms") = Milliseconds(Rank::kFenceDeadline).count(), no_gil())
       .def("make_ready", &Rank::make_ready, py::arg("pages"), no_gil())
-      .def("retire", &Rank::retire, py::arg("pages"), py::arg("epoch"), no_gil())
+      .def("retire", &Rank::retire, py::arg("pages"), py::arg("epoch"),
+           py::arg("fences") = Rank::Fences{}, no_gil())
       .def(
           "drain", [](Rank& r, int milliseconds) { return r.drain(Milliseconds(milliseconds)); },
           py::arg("milliseconds"), no_gil())

@@ -2,14 +2,17 @@
 // may reach a driver, and the end of every object that owns one, runs without the interpreter lock.
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <memory>
 #include <utility>
 
 #include "bind/bind.h"
 #include "bind/vmm_faults.h"
 #include "vmm/arena.h"
+#include "vmm/cuda_driver.h"
 #include "vmm/dlpack.h"
 #include "vmm/granules.h"
+#include "vmm/hip_driver.h"
 #include "vmm/machine_memory.h"
 #include "vmm/probe.h"
 #include "vmm/text.h"
@@ -38,18 +41,19 @@ void delete_without_gil(Arena* arena) {
   without_gil([arena] { delete arena; });
 }
 
-// A pointer to the same driver whose last copy lets it go without the interpreter lock.
-std::shared_ptr<Driver> ends_without_gil(std::shared_ptr<Driver> driver) {
+// A pointer to the same driver, or fence, whose last copy lets it go without the interpreter lock.
+template <class Kept>
+std::shared_ptr<Kept> ends_without_gil(std::shared_ptr<Kept> kept) {
   struct Keeper {
-    std::shared_ptr<Driver> driver;
+    std::shared_ptr<Kept> kept;
     ~Keeper() {
-      without_gil([this] { driver.reset(); });
+      without_gil([this] { kept.reset(); });
     }
   };
-  Driver* const raw = driver.get();
+  Kept* const raw = kept.get();
   auto keeper = std::make_shared<Keeper>();
-  keeper->driver = std::move(driver);
-  return std::shared_ptr<Driver>(std::move(keeper), raw);
+  keeper->kept = std::move(kept);
+  return std::shared_ptr<Kept>(std::move(keeper), raw);
 }
 
 void delete_unconsumed(PyObject* capsule) {
@@ -94,6 +98,9 @@ void bind_errors(py::module_& m) {
   const auto& error = py::register_exception<DriverError>(m, "DriverError", PyExc_RuntimeError);
   py::register_exception<OutOfMemory>(m, "OutOfMemory", error);
   py::register_exception<InvalidArgument>(m, "InvalidArgument", error);
+  py::register_exception<HostLimit>(m, "HostLimit", error);
+  py::register_exception<DeviceLost>(m, "DeviceLost", error);
+  py::register_exception<DeviceUnavailable>(m, "DeviceUnavailable", error);
   py::register_exception<Quarantined>(m, "Quarantined", error);
 }
 
@@ -105,6 +112,16 @@ void bind_drivers(py::module_& m) {
       .def_readonly("size", &Handle::size)
       .def("__bool__", [](const Handle& h) { return static_cast<bool>(h); })
       .def("__repr__", [](const Handle& h) { return text("Handle(", h.id, ", ", h.size, ")"); });
+
+  py::class_<Fence, std::shared_ptr<Fence>>(m, "Fence")
+      .def("passed", &Fence::passed, NoGil())
+      .def(
+          "wait",
+          [](Fence& f, int milliseconds) {
+            return f.wait(std::chrono::milliseconds(milliseconds));
+          },
+          py::arg("milliseconds"), NoGil())
+      .def("describe", &Fence::describe);
 
   py::class_<Driver, std::shared_ptr<Driver>>(m, "Driver")
       .def("name", &Driver::name)
@@ -135,6 +152,12 @@ void bind_drivers(py::module_& m) {
       .def(
           "zero", [](Driver& d, std::uintptr_t a, Bytes size) { d.zero(pointer(a), size); },
           py::arg("address"), py::arg("size"), NoGil())
+      .def(
+          "fence",
+          [](Driver& d, std::uintptr_t stream) { return ends_without_gil(d.fence(stream)); },
+          py::arg("stream") = 0, NoGil())
+      .def("adopt_thread", &Driver::adopt_thread, NoGil())
+      .def("check_alive", &Driver::check_alive, NoGil())
       .def("free_bytes", &Driver::free_bytes, NoGil())
       .def("held_bytes", &Driver::held_bytes, NoGil());
 
@@ -142,6 +165,21 @@ void bind_drivers(py::module_& m) {
       "HostDriver",
       [](Bytes granularity) { return ends_without_gil(make_host_driver(granularity)); },
       py::arg("granularity") = 0, NoGil());
+
+  py::class_<DeviceDriver, Driver, std::shared_ptr<DeviceDriver>>(m, "DeviceDriver")
+      .def("device_key", &DeviceDriver::device_key);
+  m.def(
+      "CudaDriver",
+      [](int device, const std::string& library) {
+        return ends_without_gil(make_cuda_driver(device, library));
+      },
+      py::arg("device") = 0, py::arg("library") = "libcuda.so.1", NoGil());
+  m.def(
+      "HipDriver",
+      [](int device, const std::string& library) {
+        return ends_without_gil(make_hip_driver(device, library));
+      },
+      py::arg("device") = 0, py::arg("library") = "", NoGil());
 }
 
 void bind_arena(py::module_& m) {

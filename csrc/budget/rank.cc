@@ -19,12 +19,13 @@ constexpr Milliseconds kFirstPageLook{50};
 
 Rank::Rank(std::shared_ptr<Segment> segment, std::uint32_t rank, std::shared_ptr<Budget> budget,
            std::string device, int row, std::shared_ptr<vmm::Driver> driver,
-           std::vector<Extent> extents)
+           std::vector<Extent> extents, Milliseconds fence_deadline)
     : segment_(std::move(segment)),
       rank_(rank),
       budget_(std::move(budget)),
       row_(row),
       pid_(getpid()),
+      fence_deadline_(fence_deadline),
       memory_(budget_, row, std::move(driver), std::move(extents), segment_->num_pages()),
       threading_(std::make_unique<Threading>()),
       pages_(segment_->num_pages()),
@@ -115,6 +116,33 @@ RankCounters Rank::counters() const {
   return counters_;
 }
 
+std::string Rank::fence_failure(const vmm::Fence& fence, std::uint64_t epoch) const {
+  return name() + " waited " + std::to_string(fence_deadline_.count()) + " ms for " +
+         fence.describe() + " before it may give back the pages of update " +
+         std::to_string(epoch) + ": the device hangs, or a step never ends. The memory stays" +
+         " mapped until this process ends; end it";
+}
+
+// Waits for all that may still use what is to be retired; false, and told, if it does not end. Who
+// has failed has waited before.
+bool Rank::fences_end() {
+  const bool failed = !segment_->failure(rank_).empty();
+  const auto end = std::chrono::steady_clock::now() + (failed ? Milliseconds(0) : fence_deadline_);
+  for (const Retirement& retirement : to_retire_) {
+    for (const auto& fence : retirement.fences) {
+      const auto left = end - std::chrono::steady_clock::now();
+      try {
+        if (fence->wait(std::chrono::duration_cast<Milliseconds>(left))) continue;
+      } catch (const vmm::DriverError&) {
+        continue;  // on a lost device nothing runs
+      }
+      if (!failed) segment_->fail(rank_, fence_failure(*fence, retirement.epoch));
+      return false;
+    }
+  }
+  return true;
+}
+
 void Rank::close() {
   if (getpid() != pid_) return;
   {
@@ -131,6 +159,10 @@ void Rank::close() {
     for (std::size_t page = 0; page < pages_.size(); ++page)
       threading_->changed.wait_for(lock, kMapDeadline,
                                    [&] { return settled(static_cast<std::int32_t>(page)); });
+  }
+  if (!fences_end()) {
+    memory_.abandon();
+    throw std::runtime_error(segment_->failure(rank_));
   }
   to_retire_.clear();
   const bool clean = memory_.close();

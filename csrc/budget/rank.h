@@ -9,7 +9,9 @@
 //
 // Failures: what the driver refuses to create is refused; a page that it would not map is owned
 // still; one that it would not take back is in quarantine: it keeps its lease until it goes at
-// another retire() or at close(). Anything else ends the thread and is told by Segment::failure().
+// another retire() or at close(). Anything else ends the thread and is told by Segment::failure():
+// among it a lost device, and a fence that does not pass within its deadline. Such memory is never
+// unmapped, not even by close(): work that is queued may still use it.
 // Fork: in a child, close() and the destructor do nothing, everything else with an effect raises.
 #pragma once
 
@@ -36,13 +38,17 @@ struct RankCounters {
 
 class Rank {
  public:
+  using Fences = std::vector<std::shared_ptr<vmm::Fence>>;
+  // Longer than any step of an engine: past this the device hangs.
+  static constexpr std::chrono::seconds kFenceDeadline{60};
+
   // Creates and maps page 0, whose memory stays until close(). Publishes `row` and `device`, then
   // serves. Raises BudgetError if the budget has no room for page 0, vmm::DriverError if the driver
   // fails, std::invalid_argument for extents or a device key that cannot be and for a rank that has
   // joined before; then nothing is held, and the row is still the caller's.
   Rank(std::shared_ptr<Segment> segment, std::uint32_t rank, std::shared_ptr<Budget> budget,
        std::string device, int row, std::shared_ptr<vmm::Driver> driver,
-       std::vector<Extent> extents);
+       std::vector<Extent> extents, Milliseconds fence_deadline = kFenceDeadline);
   ~Rank();
   Rank(const Rank&) = delete;
   Rank& operator=(const Rank&) = delete;
@@ -51,10 +57,10 @@ class Rank {
   // for one that this rank does not own or was told to retire; vmm::DriverError if mapping fails,
   // vmm::Quarantined if that cannot be mended.
   void make_ready(const std::vector<std::int32_t>& pages);
-  // The pages are not used by anything any more: they are unmapped and released, and their lease
-  // ends, in order of the epochs, which never fall (std::logic_error). Pages that this rank does
-  // not own are passed over, and so is page 0.
-  void retire(const std::vector<std::int32_t>& pages, std::uint64_t epoch);
+  // Once the fences have passed, the pages are not used by anything any more: they are unmapped and
+  // released, and their lease ends, in order of the epochs, which never fall (std::logic_error).
+  // Pages that this rank does not own are passed over, and so is page 0.
+  void retire(const std::vector<std::int32_t>& pages, std::uint64_t epoch, Fences fences = {});
   // Waits until everything retired so far is released; false after the deadline, or at once if the
   // background thread has ended.
   bool drain(Milliseconds deadline);
@@ -63,6 +69,7 @@ class Rank {
   Bytes mapped_bytes() const { return memory_.mapped_bytes(); }
   RankCounters counters() const;
   // Stops the thread, releases all memory and gives the row back, unless the driver keeps some.
+  // Waits for fences that have not passed; std::runtime_error, and failure(), past the deadline.
   // Idempotent. In another process than the one that made it, does nothing.
   void close();
 
@@ -79,7 +86,10 @@ class Rank {
   struct Retirement {
     std::deque<std::int32_t> pages;
     std::uint64_t epoch;
+    Fences fences;  // background thread only: those that have not passed
+    std::chrono::steady_clock::time_point waited_from{};  // the same; since it is the first
   };
+  enum class Turn { kIdle, kWorked, kWaits };
   // What a forked child must leave alone: destroying either would wait for, or end, a thread that
   // is not there.
   struct Threading {
@@ -93,7 +103,10 @@ class Rank {
   void serve();
   bool serve_growth();
   bool serve_ready();
-  bool serve_retirement();
+  Turn serve_retirement();
+  bool fences_passed(Retirement& retirement);
+  bool fences_end();
+  std::string fence_failure(const vmm::Fence& fence, std::uint64_t epoch) const;
   void serve_wish();
   bool wants(std::int32_t page);
   bool create_page(std::int32_t page);
@@ -113,6 +126,7 @@ class Rank {
   const std::shared_ptr<Budget> budget_;
   const int row_;
   const pid_t pid_;
+  const Milliseconds fence_deadline_;
   RankMemory memory_;  // a page there belongs to the thread that set kMapping or kReleasing
 
   mutable std::mutex mutex_;  // guards all below; never held across a driver call

@@ -47,6 +47,7 @@ Grant RankMemory::try_lease(Bytes bytes) {
     const Bytes free = driver_->free_bytes();
     return budget_->lease(row_, bytes, free, kLockDeadline, created);
   } catch (const vmm::DriverError&) {
+    driver_->check_alive();
     return Grant::kRefused;  // how much is free is unknown
   }
 }
@@ -129,6 +130,8 @@ bool RankMemory::release(std::int32_t page) {
   note_released(gone);
   return all;
 }
+
+void RankMemory::abandon() { new std::deque<vmm::Granules>(std::move(granules_)); }
 
 bool RankMemory::close() {
   for (vmm::Granules& granules : granules_) {

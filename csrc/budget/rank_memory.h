@@ -62,6 +62,12 @@ class RankMemory {
   // Gives back what no other page needs, going on after driver errors; false if any is left. Such a
   // page may be released again.
   bool release(std::int32_t page);
+  // Leaves everything mapped, held and leased until the process ends: for memory that work of a
+  // device may still use. Nothing else may be called afterwards.
+  void abandon();
+  // See vmm::Driver.
+  void adopt_thread() { driver_->adopt_thread(); }
+  void check_alive() const { driver_->check_alive(); }
   // Releases all pages, ends the use of all arenas and gives promises back; true if nothing is
   // left.
   bool close();

@@ -82,15 +82,17 @@ void Rank::make_ready(const std::vector<std::int32_t>& pages) {
   }
 }
 
-void Rank::retire(const std::vector<std::int32_t>& pages, std::uint64_t epoch) {
+void Rank::retire(const std::vector<std::int32_t>& pages, std::uint64_t epoch, Fences fences) {
   check_process();
   for (std::int32_t page : pages) check_page(page);
+  for (const auto& fence : fences)
+    if (!fence) throw std::invalid_argument("retire: one of the fences is none");
   {
     std::lock_guard lock(mutex_);
     if (epoch < last_epoch_)
       throw std::logic_error("epoch " + std::to_string(epoch) + " came to " + name() + " after " +
                              std::to_string(last_epoch_));
-    to_retire_.push_back({{pages.begin(), pages.end()}, epoch});
+    to_retire_.push_back({{pages.begin(), pages.end()}, epoch, std::move(fences)});
     last_epoch_ = epoch;
     for (std::int32_t page : pages)
       if (page != 0 && pages_[page].state != State::kNone) pages_[page].retired = true;

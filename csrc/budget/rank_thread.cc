@@ -9,19 +9,23 @@ namespace {
 
 // How long the thread sleeps without news. All work rings, so this only bounds a lost wake.
 constexpr Milliseconds kIdleWait{1000};
+// How often it looks at a fence that has not passed: well below a step, well above a look's cost.
+constexpr Milliseconds kFenceLook{1};
 
 }  // namespace
 
 void Rank::serve() {
   auto& header = segment_->header();
   try {
+    memory_.adopt_thread();
     while (!stopping_) {
       const std::uint32_t seen = header.doorbell.load();
       serve_wish();
       const bool grew = serve_growth();
       const bool mapped = serve_ready();
-      const bool retired = serve_retirement();
-      if (!grew && !mapped && !retired && !stopping_) futex_wait(header.doorbell, seen, kIdleWait);
+      const Turn retired = serve_retirement();
+      if (grew || mapped || retired == Turn::kWorked || stopping_) continue;
+      futex_wait(header.doorbell, seen, retired == Turn::kWaits ? kFenceLook : kIdleWait);
     }
   } catch (const std::exception& error) {
     segment_->fail(rank_, error.what());
@@ -76,6 +80,7 @@ bool Rank::create_page(std::int32_t page) {
     memory_.create(page);
   } catch (const vmm::DriverError&) {
     if (memory_.holds(page)) settle(page, State::kQuarantined);
+    memory_.check_alive();
     return false;
   }
   {
@@ -102,18 +107,38 @@ bool Rank::serve_ready() {
   try {
     map_page(page);
   } catch (const vmm::DriverError&) {
+    memory_.check_alive();
     // The step that needs the page tries again, and says why it cannot.
   }
   return true;
 }
 
-// One page a turn: growth and mapping do not wait for a long list.
-bool Rank::serve_retirement() {
+// Looks at the fences, which is a driver call, without the lock: a deque's elements stay where they
+// are when others are added.
+bool Rank::fences_passed(Retirement& retirement) {
+  Fences& fences = retirement.fences;
+  while (!fences.empty() && fences.back()->passed()) fences.pop_back();
+  if (fences.empty()) return true;
+  const auto now = std::chrono::steady_clock::now();
+  if (retirement.waited_from == decltype(now){}) retirement.waited_from = now;
+  if (now - retirement.waited_from >= fence_deadline_)
+    throw std::runtime_error(fence_failure(*fences.back(), retirement.epoch));
+  return false;
+}
+
+// One page a turn: growth and mapping do not wait for a long list, nor for a fence.
+Rank::Turn Rank::serve_retirement() {
+  Retirement* retirement = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    if (to_retire_.empty()) return Turn::kIdle;
+    retirement = &to_retire_.front();
+  }
+  if (!fences_passed(*retirement)) return Turn::kWaits;
   std::int32_t page = 0;
   std::uint64_t epoch = 0;
   {
     std::lock_guard lock(mutex_);
-    if (to_retire_.empty()) return false;
     std::deque<std::int32_t>& pages = to_retire_.front().pages;
     epoch = to_retire_.front().epoch;
     if (!pages.empty()) {
@@ -125,13 +150,13 @@ bool Rank::serve_retirement() {
   {
     std::lock_guard lock(mutex_);
     const Retirement& first = to_retire_.front();
-    if (!first.pages.empty()) return true;
+    if (!first.pages.empty()) return Turn::kWorked;
     segment_->part(rank_).released_epoch.store(first.epoch, std::memory_order_release);
     to_retire_.pop_front();
     threading_->changed.notify_all();
   }
   segment_->ring_scheduler();
-  return true;
+  return Turn::kWorked;
 }
 
 void Rank::release_page(std::int32_t page, std::uint64_t epoch) {
@@ -150,6 +175,7 @@ void Rank::release_page(std::int32_t page, std::uint64_t epoch) {
     ++counters_.released;
   }
   settle(page, gone ? State::kNone : State::kQuarantined, epoch);
+  if (!gone) memory_.check_alive();
 }
 
 }  // namespace kvcached::budget

@@ -7,13 +7,15 @@
 // any effect. Fork: a driver remembers its process. In another one every method with an effect
 // raises InvalidArgument and has none, and the destructor does nothing. Lifetime: the destructor
 // gives back every range and all memory that is left; nobody may touch them then. (An Arena keeps
-// its driver alive.)
+// its driver alive.) Errors, and what a caller must do about each: csrc/vmm/errors.h.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <stdexcept>
 #include <string>
+
+#include "vmm/errors.h"
+#include "vmm/fence.h"
 
 namespace kvcached::vmm {
 
@@ -25,22 +27,6 @@ struct Handle {
   std::uint64_t id = 0;  // 0: none
   Bytes size = 0;
   explicit operator bool() const { return id != 0; }
-};
-
-// A driver call failed. The state is what it was before the call.
-class DriverError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-// Physical memory is exhausted (create only).
-class OutOfMemory : public DriverError {
- public:
-  using DriverError::DriverError;
-};
-// The caller broke the contract: unknown handle, range mapped already, wrong multiple.
-class InvalidArgument : public DriverError {
- public:
-  using DriverError::DriverError;
 };
 
 class Driver {
@@ -77,6 +63,16 @@ class Driver {
   // Writes zeros to a mapped, accessible range and returns when they are there. Any bytes will do,
   // whole granules or not: a page may share a granule with a neighbour that is in use.
   virtual void zero(void* address, Bytes size) = 0;
+
+  // A fence behind all work that is queued so far on the device's stream of that native handle (0:
+  // its default stream), which must not be capturing a graph.
+  virtual std::shared_ptr<Fence> fence(std::uintptr_t stream) = 0;
+
+  // The calling thread makes no calls of its own to this kind of device for the rest of its life:
+  // the driver may leave the thread's state set between calls, and need not look at it in each.
+  virtual void adopt_thread() {}
+  // DeviceLost once a call has found that the device is lost. Calls nothing.
+  virtual void check_alive() const {}
 
   // Bytes of physical memory that the device or machine could still give out.
   virtual Bytes free_bytes() = 0;

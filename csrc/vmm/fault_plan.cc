@@ -11,7 +11,7 @@
 namespace kvcached::vmm {
 namespace {
 
-constexpr std::array<const char*, 3> kFaultNames = {"error", "oom", "die"};
+constexpr std::array<const char*, 4> kFaultNames = {"error", "oom", "lost", "die"};
 
 template <std::size_t n>
 std::size_t index_of(const std::array<const char*, n>& names, const std::string& name,
@@ -55,6 +55,8 @@ void FaultPlan::Turn::before() const {
       throw InjectedFault(what);
     case Fault::kOutOfMemory:
       throw OutOfMemory(what);
+    case Fault::kLost:
+      throw DeviceLost(what);
     case Fault::kDie:
       die();
   }
@@ -109,6 +111,12 @@ void FaultPlan::reset() {
   const std::lock_guard lock(mutex_);
   kinds_.fill(Kind{});
   strikes_.clear();
+  lost_ = false;
+}
+
+bool FaultPlan::lost() const {
+  const std::lock_guard lock(mutex_);
+  return lost_;
 }
 
 FaultPlan::Turn FaultPlan::count(Call call) {
@@ -130,6 +138,8 @@ FaultPlan::Turn FaultPlan::count(Call call) {
   for (const Strike& strike : strikes_)
     if (!struck(strike)) left.push_back(strike);
   strikes_ = std::move(left);
+  if (lost_) turn.fault = Fault::kLost;
+  lost_ = turn.fault == Fault::kLost;
   return turn;
 }
 

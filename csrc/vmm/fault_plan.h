@@ -25,13 +25,14 @@ enum class Call {
   kSetAccess,
   kUnmap,
   kZero,
+  kFence,
   kFreeBytes,
   kHeldBytes,
   kAny
 };
-constexpr std::array<const char*, 11> kCallNames = {"reserve",    "unreserve",  "create", "release",
-                                                    "map",        "set_access", "unmap",  "zero",
-                                                    "free_bytes", "held_bytes", "any"};
+constexpr std::array<const char*, 12> kCallNames = {
+    "reserve", "unreserve", "create", "release",    "map",        "set_access",
+    "unmap",   "zero",      "fence",  "free_bytes", "held_bytes", "any"};
 // InvalidArgument for any other name.
 Call call_named(const std::string& name);
 
@@ -39,9 +40,10 @@ Call call_named(const std::string& name);
 enum class Fault {
   kError,        // InjectedFault
   kOutOfMemory,  // OutOfMemory
+  kLost,         // DeviceLost, and so is every call from then on
   kDie,          // the process ends at once, by SIGKILL
 };
-// "error", "oom" or "die"; InvalidArgument for any other name.
+// "error", "oom", "lost" or "die"; InvalidArgument for any other name.
 Fault fault_named(const std::string& name);
 
 // The error of a struck call, so that a test can tell it from a driver's own.
@@ -80,6 +82,7 @@ class FaultPlan {
   void delay_at(Call call, std::uint64_t n, Wait wait, Moment moment);
   // Calls of each kind so far, struck ones too.
   std::map<std::string, std::uint64_t> counts() const;
+  bool lost() const;  // a call was struck so, since the last reset()
   // Lifts every fault and delay and counts from 0 again.
   void reset();
 
@@ -103,6 +106,7 @@ class FaultPlan {
   mutable std::mutex mutex_;
   std::array<Kind, kCallNames.size()> kinds_;
   std::vector<Strike> strikes_;
+  bool lost_ = false;
 };
 
 }  // namespace kvcached::vmm

@@ -122,6 +122,15 @@ void FaultyDriver::zero(void* address, Bytes size) {
   edit(Call::kZero, address, size, [&] { inner_->zero(address, size); });
 }
 
+std::shared_ptr<Fence> FaultyDriver::fence(std::uintptr_t stream) {
+  return run(Call::kFence, [&] { return inner_->fence(stream); });
+}
+
+void FaultyDriver::check_alive() const {
+  if (plan_.lost()) throw DeviceLost("injected fault: the device is lost");
+  inner_->check_alive();
+}
+
 Bytes FaultyDriver::free_bytes() {
   return run(Call::kFreeBytes, [&] { return quotas_.limited(inner_->free_bytes()); });
 }

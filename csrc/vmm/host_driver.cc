@@ -2,11 +2,7 @@
 
 #include <unistd.h>
 
-#include <atomic>
 #include <cstring>
-#include <iterator>
-#include <utility>
-#include <vector>
 
 #include "vmm/dlpack.h"
 #include "vmm/host_ranges.h"
@@ -15,22 +11,15 @@
 namespace kvcached::vmm {
 namespace {
 
-void* pointer(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
-std::uintptr_t address_of(void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
-
-std::string hex(std::uintptr_t address) { return text("0x", std::hex, address); }
-
 // Does nothing for no error (0).
-void check(int error, const char* call, std::uintptr_t address, Bytes size) {
+void check(int error, const char* call, Address address, Bytes size) {
   if (error == 0) return;
-  std::string why = std::strerror(error);
-  if (error == ENOMEM) {
-    why +=
-        "; most often the process has as many mappings as vm.max_map_count allows (65530 by"
-        " default): raise that sysctl or use larger pages";
-  }
-  throw DriverError(
-      text("host ", call, " of ", size, " bytes at ", hex(address), " failed: ", why));
+  const std::string what = text("host ", call, " of ", size, " bytes at ", hex(address),
+                                " failed: ", std::strerror(error));
+  if (error != ENOMEM) throw DriverError(what);
+  throw HostLimit(what +
+                  "; most often the process has as many mappings as vm.max_map_count allows (65530"
+                  " by default): raise that sysctl or use larger pages");
 }
 
 Bytes checked_granularity(Bytes granularity) {
@@ -45,11 +34,6 @@ Bytes checked_granularity(Bytes granularity) {
   return granularity;
 }
 
-std::uint64_t next_id() {
-  static std::atomic<std::uint64_t> last{0};
-  return ++last;
-}
-
 }  // namespace
 
 std::shared_ptr<Driver> make_host_driver(Bytes granularity) {
@@ -57,11 +41,13 @@ std::shared_ptr<Driver> make_host_driver(Bytes granularity) {
 }
 
 HostDriver::HostDriver(Bytes granularity)
-    : granularity_(checked_granularity(granularity)), pid_(::getpid()) {}
+    : granularity_(checked_granularity(granularity)),
+      pid_(::getpid()),
+      table_("host", granularity_, MemoryFile::kLargest) {}
 
 HostDriver::~HostDriver() {
   if (::getpid() != pid_) return;
-  for (const auto& [base, size] : reserved_) unreserve_range(base, size);
+  for (const auto& [base, size] : table_.ranges()) unreserve_range(base, size);
 }
 
 int HostDriver::dlpack_device_type() const { return kDLCPU; }
@@ -73,21 +59,13 @@ void HostDriver::check_process(const char* call) const {
   }
 }
 
-void HostDriver::check_multiple(const char* call, const char* what, Bytes value) const {
-  if (value % granularity_ != 0 || value == 0 || value > MemoryFile::kLargest) {
-    throw InvalidArgument(text("host ", call, ": ", what, " ", value,
-                               " is not a positive multiple of the granularity ", granularity_));
-  }
-}
-
 void* HostDriver::reserve(Bytes size) {
   check_process("reserve");
-  check_multiple("reserve", "size", size);
+  table_.check_multiple("reserve", "size", size);
   Address base = 0;
   check(reserve_range(size, granularity_, base), "reserve", 0, size);
   try {
-    const std::lock_guard lock(mutex_);
-    reserved_.emplace(base, size);
+    table_.add_range(base, size);
   } catch (...) {
     unreserve_range(base, size);
     throw;
@@ -97,19 +75,9 @@ void* HostDriver::reserve(Bytes size) {
 
 void HostDriver::unreserve(void* base, Bytes size) {
   check_process("unreserve");
-  const Address address = address_of(base);
-  const std::lock_guard lock(mutex_);
-  const auto found = reserved_.find(address);
-  if (found == reserved_.end() || found->second != size) {
-    throw InvalidArgument(text("host unreserve: ", size, " bytes at ", hex(address),
-                               " are not a whole reserved range"));
-  }
-  if (overlaps_mapping(address, size)) {
-    throw InvalidArgument(text("host unreserve: the range at ", hex(address),
-                               " has something mapped in it; unmap it first"));
-  }
-  check(unreserve_range(address, size), "unreserve", address, size);
-  reserved_.erase(found);
+  auto range = table_.remove_range(base, size);
+  check(unreserve_range(address_of(base), size), "unreserve", address_of(base), size);
+  range.done();
 }
 
 void HostDriver::fill(Bytes offset, Bytes size) {
@@ -129,166 +97,84 @@ void HostDriver::fill(Bytes offset, Bytes size) {
   throw DriverError(what);
 }
 
-Handle HostDriver::create(Bytes size) {
-  check_process("create");
-  check_multiple("create", "size", size);
-  const Handle handle{next_id(), size};
-  std::unique_lock lock(mutex_);
+Bytes HostDriver::take_space(Bytes size) {
+  const std::lock_guard lock(mutex_);
   if (size > MemoryFile::kLargest - space_.end()) {
     throw OutOfMemory(text("host create: ", size, " bytes are more than a file can hold"));
   }
-  Allocation& entry = allocations_[handle.id];  // nobody knows the id yet
-  entry = Allocation{space_.take(size), size, 0};
-  const Bytes offset = entry.offset;
-  lock.unlock();
-  try {
-    fill(offset, size);
-  } catch (...) {
-    lock.lock();
-    allocations_.erase(handle.id);
-    space_.give(offset, size);
-    throw;
-  }
-  return handle;
+  return space_.take(size);
 }
 
-HostDriver::Allocation& HostDriver::find(const char* call, Handle handle) {
-  const auto found = allocations_.find(handle.id);
-  if (found == allocations_.end() || found->second.size != handle.size) {
-    throw InvalidArgument(text("host ", call, ": handle ", handle.id, " of ", handle.size,
-                               " bytes is not one that this driver created and still holds"));
+void HostDriver::give_space(Bytes offset, Bytes size) {
+  const std::lock_guard lock(mutex_);
+  space_.give(offset, size);
+}
+
+Handle HostDriver::create(Bytes size) {
+  check_process("create");
+  table_.check_multiple("create", "size", size);
+  const Bytes offset = take_space(size);
+  try {
+    fill(offset, size);
+    return table_.add_handle(offset, size);
+  } catch (...) {
+    give_space(offset, size);
+    throw;
   }
-  return found->second;
 }
 
 void HostDriver::release(Handle handle) {
   check_process("release");
-  std::unique_lock lock(mutex_);
-  if (const Address at = find("release", handle).mapped_at; at != 0) {
-    throw InvalidArgument(
-        text("host release: handle ", handle.id, " is mapped at ", hex(at), "; unmap it first"));
-  }
-  auto node = allocations_.extract(handle.id);  // nobody else can map or release it now
-  const Allocation allocation = node.mapped();
-  lock.unlock();
-  const int error = file_.punch(allocation.offset, allocation.size);
-  lock.lock();
-  if (error != 0) {
-    allocations_.insert(std::move(node));
+  auto removal = table_.remove_handle(handle);
+  const Bytes offset = removal.value().native;
+  if (const int error = file_.punch(offset, handle.size); error != 0) {
     throw DriverError(
         text("host release: giving back ", handle.size, " bytes failed: ", std::strerror(error)));
   }
-  space_.give(allocation.offset, allocation.size);
-}
-
-HostDriver::Mappings::iterator HostDriver::mapping_over(Address address) {
-  auto after = mappings_.upper_bound(address);
-  if (after == mappings_.begin()) return mappings_.end();
-  const auto before = std::prev(after);
-  return address - before->first < before->second.size ? before : mappings_.end();
-}
-
-bool HostDriver::overlaps_mapping(Address address, Bytes size) {
-  if (mapping_over(address) != mappings_.end()) return true;
-  const auto next = mappings_.lower_bound(address);
-  return next != mappings_.end() && next->first - address < size;
-}
-
-void HostDriver::check_reserved(Address address, Bytes size) {
-  const auto after = reserved_.upper_bound(address);
-  if (after != reserved_.begin()) {
-    const auto& [base, length] = *std::prev(after);
-    const Bytes skipped = address - base;
-    if (skipped < length && size <= length - skipped) return;
-  }
-  throw InvalidArgument(text("host map: ", size, " bytes at ", hex(address),
-                             " do not lie in one range that this driver reserved"));
+  removal.done();
+  give_space(offset, handle.size);
 }
 
 void HostDriver::map(void* address, Handle handle) {
   check_process("map");
+  auto edit = table_.map(address, handle);
   const Address at = address_of(address);
-  check_multiple("map", "address", at);
-  const std::lock_guard lock(mutex_);
-  Allocation& allocation = find("map", handle);
-  if (allocation.mapped_at != 0) {
-    throw InvalidArgument(text("host map: handle ", handle.id, " is mapped already, at ",
-                               hex(allocation.mapped_at), "; a handle has one address"));
-  }
-  check_reserved(at, handle.size);
-  if (overlaps_mapping(at, handle.size)) {
-    throw InvalidArgument(text("host map: something is mapped already in the ", handle.size,
-                               " bytes at ", hex(at), "; unmap it first"));
-  }
-  const auto entry = mappings_.emplace(at, Mapping{handle.id, handle.size, false}).first;
-  if (const int error = lay_file(at, handle.size, file_.fd(), allocation.offset); error != 0) {
-    mappings_.erase(entry);
-    check(error, "map", at, handle.size);
-  }
-  allocation.mapped_at = at;
+  check(lay_file(at, handle.size, file_.fd(), edit.native()), "map", at, handle.size);
+  edit.done();
 }
 
 void HostDriver::set_access(void* address, Bytes size) {
   check_process("set_access");
-  const Address at = address_of(address);
-  check_multiple("set_access", "address", at);
-  check_multiple("set_access", "size", size);
-  const std::lock_guard lock(mutex_);
-  std::vector<Mappings::iterator> changed;
-  Bytes covered = 0;
-  while (covered < size) {
-    const auto mapping = mappings_.find(at + covered);
-    if (mapping == mappings_.end() || mapping->second.size > size - covered) {
-      throw InvalidArgument(text("host set_access: ", size, " bytes at ", hex(at),
-                                 " are not a run of whole mappings; see what is at ",
-                                 hex(at + covered)));
-    }
-    if (!mapping->second.accessible) changed.push_back(mapping);
-    covered += mapping->second.size;
-  }
-  for (auto it = changed.begin(); it != changed.end(); ++it) {
-    auto& [start, mapping] = **it;
-    const int error = set_range_access(start, mapping.size, true);
-    mapping.accessible = error == 0;
+  auto edit = table_.set_access(address, size);
+  const auto& shut = edit.shut();
+  for (auto it = shut.begin(); it != shut.end(); ++it) {
+    const int error = set_range_access(it->first, it->second, true);
     if (error == 0) continue;
-    while (it != changed.begin()) {
-      auto& [undo, before] = **--it;
-      set_range_access(undo, before.size, false);
-      before.accessible = false;
+    while (it != shut.begin()) {
+      --it;
+      set_range_access(it->first, it->second, false);
     }
-    check(error, "set_access", at, size);
+    check(error, "set_access", address_of(address), size);
   }
+  edit.done();
 }
 
 void HostDriver::unmap(void* address, Bytes size) {
   check_process("unmap");
-  const Address at = address_of(address);
-  const std::lock_guard lock(mutex_);
-  const auto mapping = mappings_.find(at);
-  if (mapping == mappings_.end() || mapping->second.size != size) {
-    throw InvalidArgument(
-        text("host unmap: ", size, " bytes at ", hex(at), " are not what one map() tied"));
-  }
-  check(hide_range(at, size), "unmap", at, size);
-  allocations_.at(mapping->second.handle).mapped_at = 0;
-  mappings_.erase(mapping);
+  auto edit = table_.unmap(address, size);
+  check(hide_range(address_of(address), size), "unmap", address_of(address), size);
+  edit.done();
 }
 
 void HostDriver::zero(void* address, Bytes size) {
   check_process("zero");
-  const Address at = address_of(address);
-  std::unique_lock lock(mutex_);
-  Bytes covered = 0;
-  while (size == 0 || covered < size) {
-    const auto mapping = mapping_over(at + covered);
-    if (size == 0 || mapping == mappings_.end() || !mapping->second.accessible) {
-      throw InvalidArgument(text("host zero: ", size, " bytes at ", hex(at),
-                                 " are not all mapped and accessible, or none"));
-    }
-    covered = mapping->first + mapping->second.size - at;
-  }
-  lock.unlock();
+  table_.check_accessible("zero", address, size);
   std::memset(address, 0, size);
+}
+
+std::shared_ptr<Fence> HostDriver::fence(std::uintptr_t /*stream*/) {
+  check_process("fence");
+  return passed_fence();
 }
 
 Bytes HostDriver::held_bytes() {

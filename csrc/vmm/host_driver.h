@@ -1,23 +1,21 @@
 // The driver over host memory. Addresses are reserved mmap ranges, physical memory is a range of
 // one memfd a driver object, and map() lays the one over the other with MAP_FIXED.
 //
-// The tables are the only truth about what is reserved, created and mapped, and every call leaves
-// them equal to what the kernel has. One mutex guards them; filling, punching and zeroing run
-// outside it.
+// The table is the only truth about what is reserved, created and mapped, and every call leaves it
+// equal to what the kernel has. A handle's native number is its offset in the memfd.
 // Fork: mappings are not inherited (an access in the child faults) and the memfd is closed in the
 // child, so that a child can neither see nor keep its parent's memory.
 #pragma once
 
 #include <sys/types.h>
 
-#include <map>
 #include <mutex>
-#include <unordered_map>
 
 #include "vmm/driver.h"
 #include "vmm/file_space.h"
 #include "vmm/machine_memory.h"
 #include "vmm/memory_file.h"
+#include "vmm/range_table.h"
 
 namespace kvcached::vmm {
 
@@ -40,32 +38,16 @@ class HostDriver final : public Driver {
   void set_access(void* address, Bytes size) override;
   void unmap(void* address, Bytes size) override;
   void zero(void* address, Bytes size) override;
+  std::shared_ptr<Fence> fence(std::uintptr_t stream) override;
   // The smallest of MemAvailable and what the process's cgroups leave.
   Bytes free_bytes() override { return machine_.available(); }
   // Blocks of the memfd.
   Bytes held_bytes() override;
 
  private:
-  using Address = std::uintptr_t;
-  struct Allocation {
-    Bytes offset = 0;  // in the memfd
-    Bytes size = 0;
-    Address mapped_at = 0;  // 0: nowhere
-  };
-  struct Mapping {
-    std::uint64_t handle = 0;
-    Bytes size = 0;
-    bool accessible = false;
-  };
-  using Mappings = std::map<Address, Mapping>;
-
   void check_process(const char* call) const;
-  void check_multiple(const char* call, const char* what, Bytes value) const;
-  // These four want mutex_ held.
-  Allocation& find(const char* call, Handle handle);
-  Mappings::iterator mapping_over(Address address);  // that covers the address, or end()
-  bool overlaps_mapping(Address address, Bytes size);
-  void check_reserved(Address address, Bytes size);
+  Bytes take_space(Bytes size);
+  void give_space(Bytes offset, Bytes size);
   void fill(Bytes offset, Bytes size);  // takes the memory; OutOfMemory
 
   const Bytes granularity_;
@@ -73,11 +55,10 @@ class HostDriver final : public Driver {
   const MachineMemory machine_;
   const MemoryFile file_;
 
-  std::mutex mutex_;
+  RangeTable table_;
+
+  std::mutex mutex_;  // guards what follows
   FileSpace space_;
-  std::map<Address, Bytes> reserved_;
-  std::unordered_map<std::uint64_t, Allocation> allocations_;
-  Mappings mappings_;
 };
 
 }  // namespace kvcached::vmm

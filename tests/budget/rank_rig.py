@@ -138,14 +138,16 @@ class Rig:
     def arenas(self, driver: FaultyDriver) -> list[Arena]:
         return [Arena.reserve(driver, self.pages * size) for size in self.extents]
 
-    def join(self, driver: FaultyDriver | None = None, name: str = "engine") -> Member:
+    def join(
+        self, driver: FaultyDriver | None = None, name: str = "engine", **terms: int
+    ) -> Member:
         driver = driver or FaultyDriver(HostDriver(GRANULE))
         number = len(self.members)
         arenas = self.arenas(driver)
         row = self.budget.join(name, number, self.capacity)
         extents = list(zip(arenas, self.extents, strict=True))
         try:
-            rank = Rank(self.segment, number, self.budget, DEVICE, row, driver, extents)
+            rank = Rank(self.segment, number, self.budget, DEVICE, row, driver, extents, **terms)
         except BaseException:
             self.budget.leave(row)
             raise

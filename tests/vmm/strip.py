@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import ClassVar
 
 from kvcached_core.vmm import Arena, FaultyDriver, Granules, HostDriver, readable_bytes
 
-from .subject import Subject
+from .subject import Subject, make_driver
 
 G = HostDriver().granularity()
 PAGES = 8
@@ -15,8 +16,10 @@ PAGES = 8
 class Strip:
     """Pages in an arena, over a driver that can fail; ``inner`` is the one underneath."""
 
+    kind: ClassVar[str] = "host"  # of the driver
+
     def __init__(self, page_bytes: int, pages: int = PAGES) -> None:
-        self.inner = HostDriver()
+        self.inner = make_driver(self.kind, G)
         self.driver = FaultyDriver(self.inner)
         self.subject = Subject(self.driver)
         self.arena = Arena.reserve(self.driver, page_bytes * pages)
@@ -48,6 +51,10 @@ class Strip:
         for page in pages:
             self.pages.create(page)
             self.pages.map(page)
+
+    def zeroed(self, mappings: int) -> int:
+        """Calls that zero so many new mappings: none where new memory is zero as it comes."""
+        return 0 if self.driver.creates_zeroed() else mappings
 
     def held(self) -> int:
         """Granules that are held, when all that know agree, which they must."""

@@ -12,8 +12,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from kvcached_core.vmm import Driver, FaultyDriver, Handle, HostDriver, probe, readable_bytes
+from lookalike import VENDORS, shared_machine
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -23,7 +25,7 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class Subject:
-    """A driver over host memory."""
+    """A driver over memory that the host can reach: its own, or a look-alike's."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -60,12 +62,34 @@ class Subject:
         self.driver.map(address, handle)
         self.driver.set_access(address, handle.size)
 
+    def map_zeroed(self, address: int, handle: Handle) -> None:
+        """As map_open(); new memory reads as zero, which some drivers see to themselves."""
+        self.map_open(address, handle)
+        if not self.driver.creates_zeroed():
+            self.driver.zero(address, handle.size)
+
     def filled(self, address: int, granules: int, value: int) -> Handle:
         """A new handle, mapped at the address, accessible, every byte of it ``value``."""
         handle = self.driver.create(granules * self.granule)
         self.map_open(address, handle)
         self.fill(address, handle.size, value)
         return handle
+
+
+KINDS = ("host", *VENDORS)
+
+
+def make_driver(kind: str, granule: int) -> Driver:
+    """Of one of ``KINDS``, over memory that the host can reach."""
+    return HostDriver(granule) if kind == "host" else shared_machine(kind, granule).driver()
+
+
+def _lookalike(vendor: str, granule: int) -> Subject:
+    return Subject(make_driver(vendor, granule))
+
+
+def _faulty_lookalike(vendor: str) -> Subject:
+    return Subject(FaultyDriver(make_driver(vendor, 64 * KIB)))
 
 
 SUBJECTS: dict[str, Callable[[], Subject]] = {
@@ -77,6 +101,12 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "faulty-page": lambda: Subject(FaultyDriver(HostDriver())),
     "faulty-64KiB": lambda: Subject(FaultyDriver(HostDriver(64 * KIB))),
     "faulty-2MiB": lambda: Subject(FaultyDriver(HostDriver(2 * MIB))),
+    **{
+        f"{vendor}-{name}": partial(_lookalike, vendor, granule)
+        for vendor in VENDORS
+        for name, granule in (("64KiB", 64 * KIB), ("2MiB", 2 * MIB))
+    },
+    **{f"faulty-{vendor}": partial(_faulty_lookalike, vendor) for vendor in VENDORS},
 }
 
 

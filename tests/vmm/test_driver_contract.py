@@ -69,9 +69,7 @@ def test_reused_memory_reads_as_zero(subject: Subject) -> None:
         subject.driver.unmap(base, handle.size)
         subject.driver.release(handle)
         again = subject.driver.create(handle.size)
-        subject.map_open(base, again)
-        if not subject.driver.creates_zeroed():
-            subject.driver.zero(base, again.size)
+        subject.map_zeroed(base, again)
         assert subject.is_filled(base, again.size, 0)
         subject.driver.unmap(base, again.size)
         subject.driver.release(again)
@@ -87,7 +85,7 @@ def test_a_handle_keeps_its_content_and_can_move(subject: Subject) -> None:
     subject.map_open(base + 5 * granule, handle)
     assert subject.is_filled(base + 5 * granule, handle.size, 0x11)
     assert subject.is_filled(base + 2 * granule, other.size, 0x22)
-    subject.map_open(base, subject.driver.create(granule))
+    subject.map_zeroed(base, subject.driver.create(granule))
     assert subject.is_filled(base, granule, 0)
 
 
@@ -287,7 +285,7 @@ def test_threads_work_on_disjoint_ranges(subject: Subject) -> None:
                 granules = 1 + (lane + turn) % most
                 at = base + lane * most * granule
                 handle = subject.driver.create(granules * granule)
-                subject.map_open(at, handle)
+                subject.map_zeroed(at, handle)
                 assert subject.is_filled(at, handle.size, 0)
                 subject.fill(at, handle.size, lane + 1)
                 subject.driver.unmap(at, handle.size)

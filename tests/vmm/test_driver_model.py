@@ -122,7 +122,19 @@ class FaultyDriverModel(DriverModel):
     kind = "faulty-page"
 
 
+class CudaDriverModel(DriverModel):
+    kind = "cuda-64KiB"
+
+
+class HipDriverModel(DriverModel):
+    kind = "hip-64KiB"
+
+
 TestDriverModel = DriverModel.TestCase
 TestDriverModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestFaultyDriverModel = FaultyDriverModel.TestCase
 TestFaultyDriverModel.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+TestCudaDriverModel = CudaDriverModel.TestCase
+TestCudaDriverModel.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
+TestHipDriverModel = HipDriverModel.TestCase
+TestHipDriverModel.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvcached_core.vmm import (
+    DeviceLost,
     DriverError,
     FaultyDriver,
     HostDriver,
@@ -34,6 +35,7 @@ KINDS = (
     "set_access",
     "unmap",
     "zero",
+    "fence",
     "free_bytes",
     "held_bytes",
 )
@@ -54,6 +56,7 @@ def steps(driver: FaultyDriver) -> list[Callable[[], object]]:
         lambda: driver.map(at[0], handles[0]),
         lambda: driver.set_access(at[0], G),
         lambda: driver.zero(at[0], G),
+        driver.fence,
         driver.free_bytes,
         driver.held_bytes,
         lambda: driver.unmap(at[0], G),
@@ -68,6 +71,7 @@ KINDS_IN_ORDER = (
     "map",
     "set_access",
     "zero",
+    "fence",
     "free_bytes",
     "held_bytes",
     "unmap",
@@ -133,12 +137,26 @@ def test_a_kinds_calls_are_struck_as_counted(driver: FaultyDriver) -> None:
     assert driver.held_bytes() == 5 * G
 
 
+def test_a_lost_device_stays_lost(driver: FaultyDriver) -> None:
+    driver.check_alive()
+    driver.fail_at("any", 2, "lost")
+    made = driver.create(G)
+    for step in steps(driver)[:2]:
+        with pytest.raises(DeviceLost):
+            step()
+    with pytest.raises(DeviceLost):
+        driver.check_alive()
+    driver.reset()
+    driver.check_alive()
+    driver.release(made)
+
+
 def test_unknown_words_are_refused_with_the_known_ones(driver: FaultyDriver) -> None:
     with pytest.raises(InvalidArgument, match=r"'creat'.*create.*any"):
         driver.fail_at("creat", 1)
-    with pytest.raises(InvalidArgument, match=r"'boom'.*oom, die"):
+    with pytest.raises(InvalidArgument, match=r"'boom'.*oom, lost, die"):
         driver.fail_at("create", 1, "boom")
-    for error in ("error", "oom"):
+    for error in ("error", "oom", "lost"):
         with pytest.raises(InvalidArgument, match=rf"'{error}'.*after the effect.*'die'"):
             driver.fail_at("create", 1, error, after=True)
     with pytest.raises(InvalidArgument, match="from 1"):

@@ -23,13 +23,15 @@ faults = st.tuples(
 
 
 class GranulesModel(RuleBasedStateMachine):
+    strip_class = Strip
+
     @initialize(
         size=st.one_of(
             st.integers(1, 4 * G), st.sampled_from([G // 2, G, 3 * G // 2, 2 * G, 9 * G // 4])
         )
     )
     def begin(self, size: int) -> None:
-        self.strip = Strip(size)
+        self.strip = self.strip_class(size)
         self.held: set[int] = set()
         self.ready: dict[int, int] = {}
 
@@ -100,5 +102,15 @@ class GranulesModel(RuleBasedStateMachine):
         assert strip.driver.violations() == 0
 
 
+class CudaStrip(Strip):
+    kind = "cuda"
+
+
+class CudaGranulesModel(GranulesModel):
+    strip_class = CudaStrip
+
+
 TestGranulesModel = GranulesModel.TestCase
 TestGranulesModel.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestCudaGranulesModel = CudaGranulesModel.TestCase
+TestCudaGranulesModel.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
