@@ -62,7 +62,7 @@ def clean(model: Path) -> VllmConfig:
 
 # Option of the message, where the rule looks, a value that asks for it.
 CHANGES: list[tuple[str, str, Any]] = [
-    ("--device", "device_config.device_type", "cuda"),
+    ("--device", "device_config.device_type", "xpu"),
     ("--tensor-parallel-size", "parallel_config.world_size", 2),
     ("--pipeline-parallel-size", "parallel_config.world_size", 2),
     ("--decode-context-parallel-size", "parallel_config.decode_context_parallel_size", 2),

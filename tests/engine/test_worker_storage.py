@@ -308,9 +308,9 @@ class Recorder:
         self.calls.append(("map", tuple(pages)))
         self._rank.make_ready(pages)
 
-    def retire(self, pages: Any, epoch: int) -> None:
+    def retire(self, pages: Any, epoch: int, fences: Any = ()) -> None:
         self.calls.append(("retire", tuple(pages), epoch))
-        self._rank.retire(pages, epoch)
+        self._rank.retire(pages, epoch, fences)
 
     def close(self) -> None:
         self._rank.close()

@@ -24,7 +24,7 @@ _RULES: tuple[_Rule, ...] = (
     (
         "--device",
         lambda c: not is_served(c.device_config.device_type),
-        "this release drives host memory only: use the CPU build",
+        "there are drivers for CPU and CUDA devices",
     ),
     (
         "--tensor-parallel-size, --pipeline-parallel-size",

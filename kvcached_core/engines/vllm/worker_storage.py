@@ -193,9 +193,11 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
 
     def _retire_at(self, pages: Sequence[int], epoch: int) -> None:
         """Lets go of pages behind all work that is queued now."""
-        # On a CPU a step's work is done when the call returns, so the call itself is the fence.
-        if self._rank is not None:
-            self._rank.retire(pages, epoch)
+        if self._rank is None:
+            return
+        assert self._device is not None and self._driver is not None
+        fences = [self._driver.fence(stream) for stream in self._device.streams()]
+        self._rank.retire(pages, epoch, fences)
 
     def _drain(self) -> None:
         assert self._rank is not None and self._plan is not None
