@@ -71,6 +71,13 @@ class Memory:
                 value, since = now, time.monotonic()
         return value
 
+    def fall(self, mark: int, deadline: float = 15.0) -> int:
+        """The value once it is no more than `mark`, or when the time is over."""
+        end = time.monotonic() + deadline
+        while (value := self.now()) > mark and time.monotonic() < end:
+            time.sleep(0.005)
+        return value
+
     def stop(self) -> int:
         self._stopped.set()
         self._thread.join()

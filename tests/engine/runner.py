@@ -5,8 +5,9 @@
 The job: ``model``; ``engine``, arguments of LLM beside those below; ``count`` of requests;
 ``inside``, whether to record what the in-process shape shows (VLLM_ENABLE_V1_MULTIPROCESSING=0);
 ``mutant``, a kind of harm and the step before which it is done; ``neighbour``, what another member
-of the budget needs once the engine is idle; ``rounds``, how often the workload is repeated;
-``bursts``, how many short bursts follow; ``reset``, whether to drop the prefix cache at the end.
+of the budget needs once the engine is idle; ``gate``, a file that is waited for before the first
+request; ``rounds``, how often the workload is repeated; ``bursts``, how many short bursts follow;
+``reset``, whether to drop the prefix cache at the end.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ ENGINE: dict[str, Any] = {
     "kv_cache_memory_bytes": 64 << 20,  # 1,024 blocks of 32 tokens of the tiny model
 }
 
+READY = "the runner's engine is ready"  # a line of the log
+GATE_S = 900  # guards against a hang
+
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM, SamplingParams, TokensPrompt
@@ -42,6 +46,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     began = time.monotonic()
     llm = LLM(job["model"], **{**ENGINE, **job.get("engine", {})})
     result: dict[str, Any] = {"start_seconds": time.monotonic() - began}
+    print(READY, flush=True)
     result["fork"] = importlib.util.find_spec("vllm.v1.kv_storage") is not None
     result["compute_hash"] = llm.llm_engine.vllm_config.compute_hash()
     if mutant is not None:
@@ -51,6 +56,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     lengths = workload.output_lengths(count)
     samplings = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in lengths]
     memory = observe.Memory()
+    if job.get("gate"):
+        _wait_for(Path(job["gate"]))
     began = time.monotonic()
     outputs = llm.generate(prompts, samplings, use_tqdm=False)
     result["run_seconds"] = time.monotonic() - began
@@ -70,7 +77,9 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         again = [llm.generate(prompts, samplings, use_tqdm=False) for _ in range(job["rounds"])]
         result["tokens_again"] = [[list(o.outputs[0].token_ids) for o in r] for r in again]
     if job.get("bursts"):
-        result["bursts"] = [_burst(llm, prompts, memory) for _ in range(job["bursts"])]
+        mark = result["memory_after_run"]
+        result["bursts"] = [_burst(llm, prompts[:6], memory, mark) for _ in range(job["bursts"])]
+        result["memory_after_bursts"] = memory.settle()
     if job.get("reset"):
         result["reset"] = llm.reset_prefix_cache()
         result["memory_after_reset"] = memory.settle()
@@ -84,14 +93,21 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _burst(llm: Any, prompts: list[Any], memory: observe.Memory) -> list[int]:
-    """Twelve short requests; bytes held while they ran, and once they rest."""
+def _wait_for(gate: Path) -> None:
+    end = time.monotonic() + GATE_S
+    while not gate.exists():
+        assert time.monotonic() < end, f"{gate} did not open"
+        time.sleep(0.01)
+
+
+def _burst(llm: Any, prompts: list[Any], memory: observe.Memory, mark: int) -> list[int]:
+    """Short requests; bytes held while they ran, and once they are down to the mark."""
     from vllm import SamplingParams
 
     memory.peak = 0
     short = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
-    llm.generate(prompts[:12], short, use_tqdm=False)
-    return [max(memory.peak, memory.now()), memory.settle(quiet=0.15)]
+    llm.generate(prompts, short, use_tqdm=False)
+    return [max(memory.peak, memory.now()), memory.fall(mark)]
 
 
 def main() -> None:
