@@ -94,6 +94,15 @@ def core(llm: Any) -> Any:
     return llm.llm_engine.engine_core.engine_core
 
 
+def rest(llm: Any) -> None:
+    """In the in-process shape, steps as an idle engine core does until nothing is pending."""
+    for _ in range(100):
+        if not core(llm).scheduler.kv_storage.has_pending_update():
+            return
+        core(llm).step()
+    raise AssertionError("the engine spins")
+
+
 class Inside:
     """Records, in the in-process shape, the ids of all blocks handed out, in order."""
 

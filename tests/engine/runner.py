@@ -5,9 +5,10 @@
 The job: ``model``; ``engine``, arguments of LLM beside those below; ``count`` of requests;
 ``inside``, whether to record what the in-process shape shows (VLLM_ENABLE_V1_MULTIPROCESSING=0);
 ``mutant``, a kind of harm and the step before which it is done; ``neighbour``, what another member
-of the budget needs once the engine is idle; ``gate``, a file that is waited for before the first
-request; ``rounds``, how often the workload is repeated; ``bursts``, how many short bursts follow;
-``reset``, whether to drop the prefix cache at the end.
+of the budget needs once the engine is idle; ``rest``, whether it takes an idle engine's steps after
+the first run, which the in-process shape does not do by itself; ``gate``, a file that is waited for
+before the first request; ``rounds``, how often the workload is repeated; ``bursts``, how many short
+bursts follow; ``reset``, whether to drop the prefix cache at the end.
 """
 
 from __future__ import annotations
@@ -64,25 +65,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     result["tokens"] = [list(o.outputs[0].token_ids) for o in outputs]
     result["request_ids"] = [o.request_id for o in outputs]
     result["metrics"] = observe.metrics(llm)
-    result["memory_after_run"] = memory.settle()
-    if job.get("neighbour"):
-        from engine.neighbour import need_memory
-
-        directory, device, want = job["neighbour"]
-        result["neighbour"] = need_memory(Path(directory), device, want)
-        result["memory_after_neighbour"] = memory.settle()
-        again = llm.generate(prompts, samplings, use_tqdm=False)
-        result["tokens_again"] = [list(o.outputs[0].token_ids) for o in again]
-    if job.get("rounds"):
-        again = [llm.generate(prompts, samplings, use_tqdm=False) for _ in range(job["rounds"])]
-        result["tokens_again"] = [[list(o.outputs[0].token_ids) for o in r] for r in again]
-    if job.get("bursts"):
-        mark = result["memory_after_run"]
-        result["bursts"] = [_burst(llm, prompts[:6], memory, mark) for _ in range(job["bursts"])]
-        result["memory_after_bursts"] = memory.settle()
-    if job.get("reset"):
-        result["reset"] = llm.reset_prefix_cache()
-        result["memory_after_reset"] = memory.settle()
+    result.update(_after(job, llm, (prompts, samplings), memory))
     result["memory_peak"] = memory.stop()
     if inside is not None:
         result["inside"] = inside.report(llm)
@@ -90,6 +73,37 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         result["readable"] = {**vars(readable)}
     if mutant is not None:
         result["owners"] = mutant.owners
+    return result
+
+
+def _after(
+    job: dict[str, Any], llm: Any, requests: tuple[list[Any], list[Any]], memory: observe.Memory
+) -> dict[str, Any]:
+    """What the job asks for behind the first run."""
+
+    def tokens() -> list[list[int]]:
+        return [list(o.outputs[0].token_ids) for o in llm.generate(*requests, use_tqdm=False)]
+
+    result: dict[str, Any] = {}
+    if job.get("rest"):
+        observe.rest(llm)
+    result["memory_after_run"] = memory.settle()
+    if job.get("neighbour"):
+        from engine.neighbour import need_memory
+
+        directory, device, want = job["neighbour"]
+        result["neighbour"] = need_memory(Path(directory), device, want)
+        result["memory_after_neighbour"] = memory.settle()
+        result["tokens_again"] = tokens()
+    if job.get("rounds"):
+        result["tokens_again"] = [tokens() for _ in range(job["rounds"])]
+    if job.get("bursts"):
+        mark = result["memory_after_run"]
+        bursts = [_burst(llm, requests[0][:6], memory, mark) for _ in range(job["bursts"])]
+        result["bursts"], result["memory_after_bursts"] = bursts, memory.settle()
+    if job.get("reset"):
+        result["reset"] = llm.reset_prefix_cache()
+        result["memory_after_reset"] = memory.settle()
     return result
 
 
