@@ -46,12 +46,7 @@ class Driver:
         return [int(request.request_id.split("-")[0]) for request in scheduler.running]
 
     def rest(self) -> None:
-        """Steps as an idle engine core does, until nothing is pending."""
-        for _ in range(100):
-            if not self.storage.has_pending_update():
-                return
-            observe.core(self.llm).step()
-        raise AssertionError("the engine spins")
+        observe.rest(self.llm)
 
     def state(self) -> dict[str, int]:
         self.storage.ledger.check_integrity()

@@ -71,6 +71,13 @@ class Memory:
                 value, since = now, time.monotonic()
         return value
 
+    def fall(self, mark: int, deadline: float = 15.0) -> int:
+        """The value once it is no more than `mark`, or when the time is over."""
+        end = time.monotonic() + deadline
+        while (value := self.now()) > mark and time.monotonic() < end:
+            time.sleep(0.005)
+        return value
+
     def stop(self) -> int:
         self._stopped.set()
         self._thread.join()
@@ -85,6 +92,15 @@ def metrics(llm: Any) -> dict[str, float]:
 def core(llm: Any) -> Any:
     """The engine core of an LLM in the in-process shape."""
     return llm.llm_engine.engine_core.engine_core
+
+
+def rest(llm: Any) -> None:
+    """In the in-process shape, steps as an idle engine core does until nothing is pending."""
+    for _ in range(100):
+        if not core(llm).scheduler.kv_storage.has_pending_update():
+            return
+        core(llm).step()
+    raise AssertionError("the engine spins")
 
 
 class Inside:

@@ -5,9 +5,11 @@
 The job: ``model``; ``engine``, arguments of LLM beside those below; ``count`` of requests;
 ``inside``, whether to record what the in-process shape shows (VLLM_ENABLE_V1_MULTIPROCESSING=0);
 ``mutant``, a kind of harm and the step before which it is done; ``neighbour``, what another member
-of the budget needs once the engine is idle; ``rounds``, how often the workload is repeated;
-``bursts``, how many short bursts follow; ``sleeps``, how many requests are running at each sleep
-that follows; ``reset``, whether to drop the prefix cache at the end.
+of the budget needs once the engine is idle; ``gate``, a file that is waited for before the first
+request; ``rounds``, how often the workload is repeated; ``bursts``, how many short bursts follow;
+``sleeps``, how many requests are running at each sleep that follows; ``reset``, whether to drop the
+prefix cache at the end; ``logprobs``, whether to tell, as ``gaps``, by how much each token was
+likelier than the next best one (difference of logarithms).
 """
 
 from __future__ import annotations
@@ -33,6 +35,9 @@ ENGINE: dict[str, Any] = {
     "kv_cache_memory_bytes": 64 << 20,  # 1,024 blocks of 32 tokens of the tiny model
 }
 
+READY = "the runner's engine is ready"  # a line of the log
+GATE_S = 900  # guards against a hang
+
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM, SamplingParams, TokensPrompt
@@ -43,6 +48,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     began = time.monotonic()
     llm = LLM(job["model"], **{**ENGINE, **job.get("engine", {})})
     result: dict[str, Any] = {"start_seconds": time.monotonic() - began}
+    print(READY, flush=True)
     result["fork"] = importlib.util.find_spec("vllm.v1.kv_storage") is not None
     result["compute_hash"] = llm.llm_engine.vllm_config.compute_hash()
     if mutant is not None:
@@ -50,35 +56,22 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     count = job.get("count", 200)
     prompts = [TokensPrompt(prompt_token_ids=p) for p in workload.prompts(count)]
     lengths = workload.output_lengths(count)
-    samplings = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in lengths]
+    more = {"logprobs": 2} if job.get("logprobs") else {}
+    samplings = [
+        SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, **more) for n in lengths
+    ]
     memory = observe.Memory()
+    if job.get("gate"):
+        _wait_for(Path(job["gate"]))
     began = time.monotonic()
     outputs = llm.generate(prompts, samplings, use_tqdm=False)
     result["run_seconds"] = time.monotonic() - began
     result["tokens"] = [list(o.outputs[0].token_ids) for o in outputs]
+    if job.get("logprobs"):
+        result["gaps"] = [[_gap(choice) for choice in o.outputs[0].logprobs] for o in outputs]
     result["request_ids"] = [o.request_id for o in outputs]
     result["metrics"] = observe.metrics(llm)
-    result["memory_after_run"] = memory.settle()
-    if job.get("neighbour"):
-        from engine.neighbour import need_memory
-
-        directory, device, want = job["neighbour"]
-        result["neighbour"] = need_memory(Path(directory), device, want)
-        result["memory_after_neighbour"] = memory.settle()
-        again = llm.generate(prompts, samplings, use_tqdm=False)
-        result["tokens_again"] = [list(o.outputs[0].token_ids) for o in again]
-    if job.get("rounds"):
-        again = [llm.generate(prompts, samplings, use_tqdm=False) for _ in range(job["rounds"])]
-        result["tokens_again"] = [[list(o.outputs[0].token_ids) for o in r] for r in again]
-    if job.get("bursts"):
-        result["bursts"] = [_burst(llm, prompts, memory) for _ in range(job["bursts"])]
-    if job.get("sleeps"):
-        result["sleeps"] = [_sleep(llm, prompts[:n], memory) for n in job["sleeps"]]
-        awake = llm.generate(prompts, samplings, use_tqdm=False)
-        result["tokens_awake"] = [list(o.outputs[0].token_ids) for o in awake]
-    if job.get("reset"):
-        result["reset"] = llm.reset_prefix_cache()
-        result["memory_after_reset"] = memory.settle()
+    result.update(_after(job, llm, (prompts, samplings), memory))
     result["memory_peak"] = memory.stop()
     if inside is not None:
         result["inside"] = inside.report(llm)
@@ -89,14 +82,60 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _burst(llm: Any, prompts: list[Any], memory: observe.Memory) -> list[int]:
-    """Twelve short requests; bytes held while they ran, and once they rest."""
+def _gap(choice: dict[int, Any]) -> float:
+    best, second = sorted((entry.logprob for entry in choice.values()), reverse=True)[:2]
+    return float(best - second)
+
+
+def _after(
+    job: dict[str, Any], llm: Any, requests: tuple[list[Any], list[Any]], memory: observe.Memory
+) -> dict[str, Any]:
+    """What the job asks for behind the first run."""
+
+    def tokens() -> list[list[int]]:
+        return [list(o.outputs[0].token_ids) for o in llm.generate(*requests, use_tqdm=False)]
+
+    result: dict[str, Any] = {}
+    if job.get("rest"):
+        observe.rest(llm)
+    result["memory_after_run"] = memory.settle()
+    if job.get("neighbour"):
+        from engine.neighbour import need_memory
+
+        directory, device, want = job["neighbour"]
+        result["neighbour"] = need_memory(Path(directory), device, want)
+        result["memory_after_neighbour"] = memory.settle()
+        result["tokens_again"] = tokens()
+    if job.get("rounds"):
+        result["tokens_again"] = [tokens() for _ in range(job["rounds"])]
+    if job.get("bursts"):
+        mark = result["memory_after_run"]
+        bursts = [_burst(llm, requests[0][:6], memory, mark) for _ in range(job["bursts"])]
+        result["bursts"], result["memory_after_bursts"] = bursts, memory.settle()
+    if job.get("sleeps"):
+        result["sleeps"] = [_sleep(llm, requests[0][:n], memory) for n in job["sleeps"]]
+        result["tokens_awake"] = tokens()
+    if job.get("reset"):
+        result["reset"] = llm.reset_prefix_cache()
+        result["memory_after_reset"] = memory.settle()
+    return result
+
+
+def _wait_for(gate: Path) -> None:
+    end = time.monotonic() + GATE_S
+    while not gate.exists():
+        assert time.monotonic() < end, f"{gate} did not open"
+        time.sleep(0.01)
+
+
+def _burst(llm: Any, prompts: list[Any], memory: observe.Memory, mark: int) -> list[int]:
+    """Short requests; bytes held while they ran, and once they are down to the mark."""
     from vllm import SamplingParams
 
     memory.peak = 0
     short = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
-    llm.generate(prompts[:12], short, use_tqdm=False)
-    return [max(memory.peak, memory.now()), memory.settle(quiet=0.15)]
+    llm.generate(prompts, short, use_tqdm=False)
+    return [max(memory.peak, memory.now()), memory.fall(mark)]
 
 
 def _sleep(llm: Any, prompts: list[Any], memory: observe.Memory) -> dict[str, int]:
