@@ -13,6 +13,8 @@ import itertools
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvcached_core.vmm import CudaDriver, DeviceDriver, HipDriver
@@ -159,6 +161,19 @@ class Machine:
     def fail(self, name: str, status: int, n: int = 1) -> None:
         """The n-th call of that name from now on returns the status and does nothing."""
         self.library.lookalike_fail(name.encode(), ctypes.c_uint64(n), status)
+
+    @contextmanager
+    def blocked(self, name: str) -> Iterator[None]:
+        """One call of that name waits meanwhile, before it has any effect."""
+        self.library.lookalike_block(name.encode())
+        try:
+            yield
+        finally:
+            self.library.lookalike_block(b"")
+
+    def waiting(self) -> int:
+        """Calls that wait now."""
+        return int(self.library.lookalike_waiting())
 
     def lose(self, status: int) -> None:
         """Every call returns the status from now on."""

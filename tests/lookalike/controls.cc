@@ -18,6 +18,9 @@ void lookalike_fail(const char* name, std::uint64_t n, int status) {
   machine().plans.push_back({name, machine().counts[name] + n, status});
 }
 
+void lookalike_block(const char* name) { machine().block(name); }
+int lookalike_waiting() { return machine().waiting(); }
+
 // Every call returns it from now on, or none any more (0).
 void lookalike_lose(int status) {
   const std::lock_guard lock(machine().mutex);

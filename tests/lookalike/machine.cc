@@ -29,6 +29,25 @@ int& capture_mode() {
 
 Machine::Machine() : file_(::memfd_create("lookalike", MFD_CLOEXEC)) {}
 
+void Machine::block(const std::string& name) {
+  const std::lock_guard lock(gate_);
+  blocked_ = name;
+  opened_.notify_all();
+}
+
+int Machine::waiting() {
+  const std::lock_guard lock(gate_);
+  return waiting_;
+}
+
+void Machine::wait_while_blocked(const char* name) {
+  std::unique_lock lock(gate_);
+  if (blocked_ != name || waiting_ > 0) return;
+  ++waiting_;
+  opened_.wait(lock, [&] { return blocked_ != name; });
+  --waiting_;
+}
+
 int Machine::refuse(const char* name, unsigned needs, bool current) {
   const std::uint64_t number = ++counts[name];
   if (sticky != 0) return sticky;

@@ -6,6 +6,7 @@
 // mapped then. The numbers of statuses are those that CUDA and HIP have in common.
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -65,10 +66,16 @@ class Machine {
   // `current` says whether a device is current in this thread.
   template <class Work>
   int call(const char* name, unsigned needs, bool current, const Work& work) {
+    wait_while_blocked(name);
     const std::lock_guard lock(mutex);
     if (const int refused = refuse(name, needs, current); refused != 0) return refused;
     return work();
   }
+
+  // A call of that name waits, before it has any effect, until it is let go; "" lets all go. Another
+  // one does not wait beside it.
+  void block(const std::string& name);
+  int waiting();  // calls
 
   // All below want the mutex, which call() holds.
   int reserve(Address& base, std::size_t size, std::size_t alignment);
@@ -129,6 +136,7 @@ class Machine {
     Address address;
     std::size_t size;
   };
+  void wait_while_blocked(const char* name);
   int refuse(const char* name, unsigned needs, bool current);
   bool accessible(Address address, std::size_t size) const;
   // Calls `edit` on each of the whole mappings that make up the range; false if they do not.
@@ -136,6 +144,11 @@ class Machine {
   bool each_mapping(Address address, std::size_t size, const Edit& edit);
   void note_edit(Address address, std::size_t size);
   void drop_if_unused(std::uint64_t handle);
+
+  std::mutex gate_;  // guards these three
+  std::condition_variable opened_;
+  std::string blocked_;
+  int waiting_ = 0;
 
   const int file_;
   std::uint64_t end_ = 0;  // of the file; offsets are never used again

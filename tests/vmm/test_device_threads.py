@@ -99,6 +99,36 @@ def test_a_capture_is_spoiled_by_who_does_not_care(machine: Machine, driver: Dev
     assert machine.end_capture() == 901
 
 
+@pytest.mark.parametrize("kind", ["map", "set_access", "unmap"])
+def test_a_call_under_way_keeps_others_off_its_range_and_no_further(
+    machine: Machine, driver: DeviceDriver, kind: str
+) -> None:
+    base = driver.reserve(4 * G)
+    handles = [driver.create(G) for _ in range(2)]
+    calls: dict[str, Callable[[], object]] = {
+        "map": lambda: driver.map(base, handles[0]),
+        "set_access": lambda: driver.set_access(base, G),
+        "unmap": lambda: driver.unmap(base, G),
+    }
+    order = list(calls)
+    for before in order[: order.index(kind)]:
+        calls[before]()
+    thread = threading.Thread(target=calls[kind])
+    with machine.blocked(machine.calls[kind]):
+        thread.start()
+        while machine.waiting() == 0:
+            assert thread.is_alive()
+        for other in (*calls.values(), lambda: driver.zero(base, G)):
+            with pytest.raises(InvalidArgument):
+                other()
+        driver.release(driver.create(G))  # beside it, work goes on
+        driver.fence()
+    thread.join(DEADLINE)
+    for after in order[order.index(kind) + 1 :]:
+        calls[after]()
+    assert driver.held_bytes() == 2 * G
+
+
 def test_a_forked_child_has_no_effect(machine: Machine, driver: DeviceDriver) -> None:
     base = driver.reserve(4 * G)
     handle = driver.create(G)
