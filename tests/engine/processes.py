@@ -13,13 +13,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from support.tiny_model import make_tiny_llama
+from support.tiny_model import DEFAULT, TinyLlama, make_tiny_llama
 
 PROC, SHM = Path("/proc"), Path("/dev/shm")
 TESTS = Path(__file__).resolve().parents[1]
@@ -125,10 +126,17 @@ def _lines(path: Path) -> list[str]:
 class Engines:
     """Runs engine processes, one at a time, and remembers each by its name."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        shape: TinyLlama = DEFAULT,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`environment`: variables of every engine, over those below."""
         self._folder = folder
+        self._more = environment
         self._runs: dict[str, Run] = {}
-        self.model = make_tiny_llama(folder / "model")
+        self.model = make_tiny_llama(folder / "model", shape)
 
     def environment(self, *, upstream: bool = False, in_process: bool = False) -> dict[str, str]:
         paths = [str(TESTS)]
@@ -144,6 +152,7 @@ class Engines:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # "auto" puts all engines on one processor
             "TORCHDYNAMO_DISABLE": "1",  # else warm-up loads a compiler that nothing here uses
             "VLLM_NO_USAGE_STATS": "1",
+            **self._more,
         }
 
     def run(
@@ -152,6 +161,7 @@ class Engines:
         """The run called `name`, made now if it was not made before."""
         if name not in self._runs:
             env = self.environment(upstream=upstream, in_process=in_process)
+            env.update(job.get("environment", {}))
             self._runs[name] = self._execute(name, job, env)
         return self._runs[name]
 

@@ -4,8 +4,9 @@
 
 The job: ``model``; ``engine``, arguments of LLM beside those below; ``count`` of requests;
 ``inside``, whether to record what the in-process shape shows (VLLM_ENABLE_V1_MULTIPROCESSING=0);
-``mutant``, a kind of harm and the step before which it is done; ``neighbour``, what another member
-of the budget needs once the engine is idle; ``gate``, a file that is waited for before the first
+``mutant``, a kind of harm and the step before which it is done; ``unfenced``, whether pages go
+before the work that reads them is done; ``neighbour``, what another member of the budget needs
+once the engine is idle; ``gate``, a file that is waited for before the first
 request; ``rounds``, how often the workload is repeated; ``bursts``, how many short bursts follow;
 ``sleeps``, how many requests are running at each sleep that follows; ``reset``, whether to drop the
 prefix cache at the end; ``logprobs``, whether to tell, as ``gaps``, by how much each token was
@@ -45,6 +46,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     inside = observe.Inside() if job.get("inside") else None
     mutant = observe.Mutant(*job["mutant"]) if job.get("mutant") else None
     readable = observe.Readable() if job.get("readable") else None
+    if job.get("unfenced"):
+        observe.skip_fences()
     began = time.monotonic()
     llm = LLM(job["model"], **{**ENGINE, **job.get("engine", {})})
     result: dict[str, Any] = {"start_seconds": time.monotonic() - began}
