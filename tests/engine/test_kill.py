@@ -156,9 +156,10 @@ def test_the_other_engine_answers_as_upstream(story: Story, upstream: Run) -> No
 
 
 def test_nothing_is_held_in_the_end(story: Story) -> None:
-    budget = Budget.open(str(story.directory), f"host:{SHARED['budget']}", 0, 0)
-    assert budget.rows() == []
-    assert budget.created() == 0
+    last = Observer(story.directory, "last")
+    assert last.others() == {}
+    assert last.is_whole_without("victim")
+    last.leave()
 
 
 def test_both_left_what_they_did_last(story: Story) -> None:
