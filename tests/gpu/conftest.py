@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from engine.processes import Engines
+from engine.processes import TESTS, Engines
 from support.tiny_model import TinyLlama
 
 SHAPE = TinyLlama(layers=32, hidden=2048, heads=32, kv_heads=8, head_dim=64)
@@ -26,6 +26,8 @@ ENGINE: dict[str, Any] = {
     "kv_cache_memory_bytes": 8 << 30,
 }
 ENVIRONMENT = {
+    # Where the engine was put by hand, it may be found by this path alone.
+    "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
     "OMP_NUM_THREADS": "8",
     "TORCHDYNAMO_DISABLE": "0",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
