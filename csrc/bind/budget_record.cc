@@ -78,15 +78,36 @@ void bind_budget_record(py::module_& m) {
       .def("mark_created", &Budget::mark_created, py::arg("row"), py::arg("bytes"), released)
       .def("mark_released", &Budget::mark_released, py::arg("row"), py::arg("bytes"), released)
       .def("created", &Budget::created)
-      .def("available", &Budget::available, py::arg("row"), py::arg("device_free"))
-      .def("reachable", &Budget::reachable, py::arg("row"), py::arg("device_free"))
+      .def(
+          "available",
+          [](const Budget& self, int row, Bytes free, Bytes created) {
+            return self.available(row, {free, created});
+          },
+          py::arg("row"), py::arg("device_free"), py::arg("created_before") = budget::kNotSampled)
+      .def(
+          "reachable",
+          [](const Budget& self, int row, Bytes free, Bytes created) {
+            return self.reachable(row, {free, created});
+          },
+          py::arg("row"), py::arg("device_free"), py::arg("created_before") = budget::kNotSampled)
       .def("set_want", &Budget::set_want, py::arg("row"), py::arg("bytes"), released)
       .def("set_idle", &Budget::set_idle, py::arg("row"), py::arg("bytes"))
       .def("others_want", &Budget::others_want, py::arg("row"))
-      .def("reclaim_target", &Budget::reclaim_target, py::arg("row"),
-           py::arg("device_free") = budget::kNotSampled, py::arg("own_idle") = budget::kNotSampled)
-      .def("fair_share", &Budget::fair_share, py::arg("row"),
-           py::arg("device_free") = budget::kNotSampled)
+      .def(
+          "reclaim_target",
+          [](const Budget& self, int row, Bytes free, Bytes created, Bytes own_idle) {
+            return self.reclaim_target(row, {free, created}, own_idle);
+          },
+          py::arg("row"), py::arg("device_free") = budget::kNotSampled,
+          py::arg("created_before") = budget::kNotSampled,
+          py::arg("own_idle") = budget::kNotSampled)
+      .def(
+          "fair_share",
+          [](const Budget& self, int row, Bytes free, Bytes created) {
+            return self.fair_share(row, {free, created});
+          },
+          py::arg("row"), py::arg("device_free") = budget::kNotSampled,
+          py::arg("created_before") = budget::kNotSampled)
       .def(
           "wait_event",
           [](const Budget& self, std::uint32_t seen, long deadline_ms) {

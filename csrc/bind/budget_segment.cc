@@ -97,6 +97,13 @@ void bind_segment(py::module_& m) {
       .def("set_idle", &Segment::set_idle, py::arg("pages"))
       .def("ring_ranks", &Segment::ring_ranks)
       .def(
+          "sample",
+          [](const Segment& s, std::uint32_t rank) {
+            const auto found = s.sample(rank);
+            return std::make_pair(found.device_free, found.created_before);
+          },
+          py::arg("rank"))
+      .def(
           "record",
           [](Segment& s, const std::vector<std::int32_t>& pages, const std::string& from,
              const std::string& to,

@@ -38,6 +38,12 @@ using Bytes = std::uint64_t;
 // nothing was created between the sample of device_free and the call.
 constexpr Bytes kNotSampled = std::numeric_limits<Bytes>::max();
 
+// What the device says: its free bytes and the sum of created read before they were sampled.
+struct Sample {
+  Bytes device_free = kNotSampled;
+  Bytes created_before = kNotSampled;
+};
+
 // What was found, what is allowed, what to do. The record is as before the call.
 class BudgetError : public std::runtime_error {
  public:
@@ -114,10 +120,10 @@ class Budget : public std::enable_shared_from_this<Budget> {
   // Sum of created over all rows. No lock, no system call.
   virtual Bytes created() const = 0;
   // Advice: bytes that lease() would grant now to this row. No lock, no system call.
-  virtual Bytes available(int row, Bytes device_free) const = 0;
+  virtual Bytes available(int row, const Sample& sample) const = 0;
   // Advice: as available(), plus what the others hold above their floors and say they could give
   // back at once (`idle`). No lock, no system call.
-  virtual Bytes reachable(int row, Bytes device_free) const = 0;
+  virtual Bytes reachable(int row, const Sample& sample) const = 0;
 
   // What this row lacks; wakes the others. 0 withdraws. Written by the row's owner only.
   virtual void set_want(int row, Bytes bytes) = 0;
@@ -129,11 +135,11 @@ class Budget : public std::enable_shared_from_this<Budget> {
   // weight; never more than those idle bytes. Where others than members use the device, pass what
   // its driver calls free, or their use is not seen. `own_idle` is this row's idle bytes where the
   // caller knows better than the record, which is told later. No lock.
-  virtual Bytes reclaim_target(int row, Bytes device_free = kNotSampled,
+  virtual Bytes reclaim_target(int row, const Sample& sample = {},
                                Bytes own_idle = kNotSampled) const = 0;
   // Advice: bytes that this row's requests may use, all in all, while another row wants memory: its
   // part by weight, see fair_share.h. Its limit while nobody else wants any. No lock.
-  virtual Bytes fair_share(int row, Bytes device_free = kNotSampled) const = 0;
+  virtual Bytes fair_share(int row, const Sample& sample = {}) const = 0;
   // Whether a row of another instance than this row's wants memory. No lock.
   virtual bool others_want(int row) const = 0;
 

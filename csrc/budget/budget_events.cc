@@ -25,7 +25,7 @@ void SharedBudget::set_idle(int row, Bytes bytes) {
   }
 }
 
-Bytes SharedBudget::reclaim_target(int row, Bytes device_free, Bytes own_idle) const {
+Bytes SharedBudget::reclaim_target(int row, const Sample& sample, Bytes own_idle) const {
   Snapshot all = snapshot(record());
   for (int i = 0; i < all.count; ++i) {
     Holding& holding = all.holdings[i];
@@ -33,7 +33,7 @@ Bytes SharedBudget::reclaim_target(int row, Bytes device_free, Bytes own_idle) c
     // Nobody gives anything back for the dead.
     if (holding.want != 0 && !file_.locks().alive(holding.row)) holding.want = 0;
   }
-  return budget::reclaim_target(all, row, {device_free, kNotSampled});
+  return budget::reclaim_target(all, row, sample);
 }
 
 bool SharedBudget::others_want(int row) const {

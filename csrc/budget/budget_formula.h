@@ -26,12 +26,6 @@ Snapshot snapshot(const Record& record);
 
 Bytes sum_created(const Record& record);
 
-// What the device says: its free bytes and the sum of created read before they were sampled.
-struct Sample {
-  Bytes device_free = kNotSampled;
-  Bytes created_before = kNotSampled;
-};
-
 // Most bytes that a lease of `row` may have now.
 Bytes grantable(const Snapshot& all, int row, const Sample& sample);
 // As grantable, were every other holder's idle bytes above its floor given back.

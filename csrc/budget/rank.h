@@ -107,7 +107,7 @@ class Rank {
   bool fences_passed(Retirement& retirement);
   bool fences_end();
   std::string fence_failure(const vmm::Fence& fence, std::uint64_t epoch) const;
-  void serve_wish();
+  bool serve_wish();  // whether anybody wants memory
   bool wants(std::int32_t page);
   bool create_page(std::int32_t page);
   void map_page(std::int32_t page);

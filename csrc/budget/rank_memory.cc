@@ -41,15 +41,22 @@ bool RankMemory::holds(std::int32_t page) const {
   return false;
 }
 
-Grant RankMemory::try_lease(Bytes bytes) {
+bool RankMemory::try_look() {
   try {
     const Bytes created = budget_->created();
-    const Bytes free = driver_->free_bytes();
-    return budget_->lease(row_, bytes, free, kLockDeadline, created);
+    sample_ = {driver_->free_bytes(), created};
+    return true;
   } catch (const vmm::DriverError&) {
     driver_->check_alive();
-    return Grant::kRefused;  // how much is free is unknown
+    return false;
   }
+}
+
+void RankMemory::look() { try_look(); }
+
+Grant RankMemory::try_lease(Bytes bytes) {
+  if (!try_look()) return Grant::kRefused;  // how much is free is unknown
+  return budget_->lease(row_, bytes, sample_.device_free, kLockDeadline, sample_.created_before);
 }
 
 std::uint32_t RankMemory::lease(std::uint32_t pages, const std::atomic<bool>& stop) {

@@ -48,6 +48,9 @@ class RankMemory {
   // Whether any memory is held for the page.
   bool holds(std::int32_t page) const;
 
+  // Looks at the device. In vain where its driver cannot tell.
+  void look();
+  const Sample& last_look() const { return sample_; }
   // Has up to `pages` pages promised, page_bytes() each; returns how many. A refusal of all is
   // tried again with fewer; a busy table is tried again for a second, or until `stop`.
   std::uint32_t lease(std::uint32_t pages, const std::atomic<bool>& stop);
@@ -73,6 +76,7 @@ class RankMemory {
   bool close();
 
  private:
+  bool try_look();
   Grant try_lease(Bytes bytes);
   void unlease_bytes(Bytes bytes);
   void note_created(Bytes bytes);
@@ -83,6 +87,7 @@ class RankMemory {
   const std::shared_ptr<vmm::Driver> driver_;
   std::deque<vmm::Granules> granules_;  // by extent
   Bytes page_bytes_ = 0, own_bytes_ = 0;
+  Sample sample_;
   Bytes promised_ = 0;  // leased, not created
   std::atomic<Bytes> created_{0};
 };

@@ -12,6 +12,9 @@ constexpr Milliseconds kIdleWait{1000};
 // How often it looks at a fence that has not passed: well below a step, well above a look's cost.
 constexpr Milliseconds kFenceLook{1};
 
+// How often it looks at the device while somebody wants memory: others than members may use it.
+constexpr Milliseconds kWantedLook{50};
+
 }  // namespace
 
 void Rank::serve() {
@@ -20,12 +23,15 @@ void Rank::serve() {
     memory_.adopt_thread();
     while (!stopping_) {
       const std::uint32_t seen = header.doorbell.load();
-      serve_wish();
+      const bool wanted = serve_wish();
       const bool grew = serve_growth();
       const bool mapped = serve_ready();
       const Turn retired = serve_retirement();
       if (grew || mapped || retired == Turn::kWorked || stopping_) continue;
-      futex_wait(header.doorbell, seen, retired == Turn::kWaits ? kFenceLook : kIdleWait);
+      futex_wait(header.doorbell, seen,
+                 retired == Turn::kWaits ? kFenceLook
+                 : wanted                ? kWantedLook
+                                         : kIdleWait);
     }
   } catch (const std::exception& error) {
     segment_->fail(rank_, error.what());
@@ -35,9 +41,14 @@ void Rank::serve() {
   threading_->changed.notify_all();
 }
 
-void Rank::serve_wish() {
+bool Rank::serve_wish() {
+  const Bytes want = segment_->header().wish_pages.load() * page_bytes();
   budget_->set_idle(row_, segment_->header().idle_pages.load() * memory_.own_bytes());
-  budget_->set_want(row_, segment_->header().wish_pages.load() * page_bytes());
+  budget_->set_want(row_, want);
+  if (want == 0 && !budget_->others_want(row_)) return false;
+  memory_.look();
+  segment_->set_sample(rank_, memory_.last_look());
+  return true;
 }
 
 // Creates all that is asked for before it maps any: what others wait for is the promise.
@@ -45,6 +56,7 @@ bool Rank::serve_growth() {
   const std::uint32_t head = segment_->header().grow_head.load(std::memory_order_acquire);
   if (grow_tail_ == head) return false;
   std::uint32_t promised = memory_.lease(head - grow_tail_, stopping_);
+  segment_->set_sample(rank_, memory_.last_look());
   for (; grow_tail_ != head && !stopping_; ++grow_tail_) {
     const std::int32_t page = segment_->entry(grow_tail_);
     bool owned = false;

@@ -157,6 +157,12 @@ void Segment::ring_ranks() {
   futex_bump(header_->doorbell);
 }
 
+Sample Segment::sample(std::uint32_t rank) const {
+  const RankPart& theirs = part(rank);
+  if (theirs.sampled.load(std::memory_order_acquire) == 0) return {};
+  return {theirs.device_free.load(), theirs.created_before.load()};
+}
+
 std::string Segment::failure() const {
   for (std::uint32_t r = 0; r < header_->num_ranks; ++r)
     if (std::string text = failure(r); !text.empty())
@@ -202,6 +208,13 @@ void Segment::resolve(std::uint32_t rank, std::uint32_t sequence, Result result)
 
 void Segment::set_page_state(std::uint32_t rank, std::int32_t page, PageState state) {
   states(rank)[page].store(static_cast<std::uint8_t>(state), std::memory_order_release);
+}
+
+void Segment::set_sample(std::uint32_t rank, const Sample& sample) {
+  RankPart& mine = part(rank);
+  mine.created_before.store(sample.created_before);
+  mine.device_free.store(sample.device_free);
+  mine.sampled.store(1, std::memory_order_release);
 }
 
 void Segment::ring_scheduler() { futex_bump(header_->progress); }

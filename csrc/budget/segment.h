@@ -22,11 +22,11 @@
 #include <string>
 #include <vector>
 
+#include "budget/budget.h"
 #include "budget/recorder.h"
 
 namespace kvcached::budget {
 
-using Bytes = std::uint64_t;
 using Milliseconds = std::chrono::milliseconds;
 
 enum class PageState : std::uint8_t { kVirtual = 0, kOwned = 1, kQuarantined = 2 };
@@ -60,6 +60,10 @@ struct RankPart {
   std::atomic<std::uint64_t> created_bytes;
   std::atomic<std::uint32_t> failed;  // 1 once `failure` is set: data may be at risk
   char failure[kFailureText];
+  // What all members had created, and what the device had free after that; once `sampled`.
+  alignas(64) std::atomic<std::uint64_t> created_before;
+  std::atomic<std::uint64_t> device_free;
+  std::atomic<std::uint32_t> sampled;
 };
 
 // What became of entries since the last look.
@@ -104,6 +108,7 @@ class Segment {
   void set_idle(std::uint32_t pages);
   // Makes the ranks look; from any thread.
   void ring_ranks();
+  Sample sample(std::uint32_t rank) const;  // the rank's last one
   // Records what request() and poll() do not: what becomes of pages that an update names.
   void record(const std::vector<std::int32_t>& pages, TracedState from, TracedState to,
               std::uint64_t epoch);
@@ -118,6 +123,7 @@ class Segment {
   std::int32_t entry(std::uint32_t sequence) const;
   void resolve(std::uint32_t rank, std::uint32_t sequence, Result result);
   void set_page_state(std::uint32_t rank, std::int32_t page, PageState state);
+  void set_sample(std::uint32_t rank, const Sample& sample);
   void ring_scheduler();
   void record(std::uint32_t rank, std::int32_t page, TracedState from, TracedState to,
               std::uint64_t epoch);

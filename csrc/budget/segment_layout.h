@@ -10,7 +10,7 @@
 namespace kvcached::budget {
 
 inline constexpr std::uint64_t kSegmentMagic = 0x4745534341564b00;  // "\0KVACSEG"
-inline constexpr std::uint32_t kSegmentVersion = 2;
+inline constexpr std::uint32_t kSegmentVersion = 3;
 
 // Page ids and distances in the ring are signed 32-bit numbers.
 inline constexpr std::uint32_t kMaxPages = 1U << 30;

@@ -60,16 +60,16 @@ class SharedBudget final : public Budget {
   std::vector<RowInfo> rows() const override;
   std::uint32_t wait_event(std::uint32_t seen, milliseconds deadline) const override;
 
-  Bytes available(int row, Bytes device_free) const override {
-    return grantable(snapshot(record()), row, {device_free, kNotSampled});
+  Bytes available(int row, const Sample& sample) const override {
+    return grantable(snapshot(record()), row, sample);
   }
-  Bytes fair_share(int row, Bytes device_free) const override {
-    return budget::fair_share(snapshot(record()), row, {device_free, kNotSampled});
+  Bytes fair_share(int row, const Sample& sample) const override {
+    return budget::fair_share(snapshot(record()), row, sample);
   }
-  Bytes reachable(int row, Bytes device_free) const override {
-    return budget::reachable(snapshot(record()), row, {device_free, kNotSampled});
+  Bytes reachable(int row, const Sample& sample) const override {
+    return budget::reachable(snapshot(record()), row, sample);
   }
-  Bytes reclaim_target(int row, Bytes device_free, Bytes own_idle) const override;
+  Bytes reclaim_target(int row, const Sample& sample, Bytes own_idle) const override;
   bool others_want(int row) const override;
 
  private:

@@ -57,9 +57,7 @@ def _name(key: str, value: Any) -> str:
 
 def _path(key: str, value: Any) -> str:
     if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
-        raise SettingsError(
-            f"{key}: found {value!r}, needs an absolute path of a directory, without a NUL"
-        )
+        raise SettingsError(f"{key}: found {value!r}, needs an absolute path, without a NUL")
     return value
 
 

@@ -189,7 +189,7 @@ def test_bad_input_is_an_error_that_says_what_to_do(tmp_path: Path, run: Any) ->
     for path, message in (
         (short, "too short for a segment"),
         (garbage, "is no segment"),
-        (other, "version 1, this build reads 2"),
+        (other, "version 1, this build reads 3"),
         (torn, "torn segment: it has 5000 bytes"),
         (tmp_path / "none", r"is no file, and .* has no segment .*--budget-dir.* no segments at"),
         ("a\0b", "NUL"),

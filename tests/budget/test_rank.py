@@ -78,8 +78,9 @@ def test_a_batch_gets_all_that_there_is_room_for(tmp_path: Path, room: int) -> N
 def test_a_page_counts_when_all_ranks_have_it(tmp_path: Path) -> None:
     with rig(tmp_path, ranks=2) as engine:
         one, two = engine.join(), engine.join()
-        two.driver.quota(2 * PAGE)
-        assert engine.grow(1, 2, 3) == ([1], [], [2, 3])
+        assert engine.grow(1) == ([1], [], [])
+        two.driver.quota(2 * PAGE)  # it has no room for more, whatever is promised to the other
+        assert engine.grow(2, 3) == ([], [], [2, 3])
         assert (one.pages_held(), two.pages_held()) == (4, 2)
         engine.retire([2, 3])
         assert (one.pages_held(), two.pages_held()) == (2, 2)
@@ -336,6 +337,18 @@ def test_a_steady_state_calls_no_driver_and_rings_nobody(tmp_path: Path) -> None
             engine.segment.set_wish(0)
             engine.segment.set_idle(turn % 2)
         assert state() == before
+
+
+def test_a_rank_tells_what_its_device_has_free(tmp_path: Path) -> None:
+    with rig(tmp_path) as engine:
+        member = engine.join()
+        engine.grow(1)
+        member.driver.quota(5 * PAGE)
+        assert engine.segment.sample(0)[0] > 5 * PAGE
+        engine.segment.set_wish(9)  # while somebody wants memory, it looks again and again
+        eventually(lambda: engine.segment.sample(0) == (3 * PAGE, 2 * PAGE), "a look")
+        member.driver.quota(6 * PAGE)
+        eventually(lambda: engine.segment.sample(0) == (4 * PAGE, 2 * PAGE), "another look")
 
 
 def test_idle_reaches_the_record_at_a_ring(tmp_path: Path) -> None:

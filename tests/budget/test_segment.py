@@ -61,7 +61,7 @@ def test_a_name_that_cannot_be_had_leaves_nothing(path: str) -> None:
     "at,value,message",
     [
         (0, 1, "no segment"),
-        (VERSION_AT, 9, "a segment of version 9, this build reads 2: use one release"),
+        (VERSION_AT, 9, "a segment of version 9, this build reads 3: use one release"),
         (PAGES_AT, 70, "torn .*70 pages"),
         (PAGES_AT, 0, "torn .*\\(0 pages"),
         (RANKS_AT, 4, "torn .*4 ranks"),

@@ -136,7 +136,8 @@ class Engines:
         self._folder = folder
         self._more = environment
         self._runs: dict[str, Run] = {}
-        self.model = make_tiny_llama(folder / "model", shape)
+        made = os.environ.get("KVCACHED_TEST_MODEL")
+        self.model = Path(made) if made else make_tiny_llama(folder / "model", shape)
 
     def environment(self, *, upstream: bool = False, in_process: bool = False) -> dict[str, str]:
         paths = [str(TESTS)]

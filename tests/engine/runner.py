@@ -53,7 +53,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {"start_seconds": time.monotonic() - began}
     print(READY, flush=True)
     result["fork"] = importlib.util.find_spec("vllm.v1.kv_storage") is not None
-    result["compute_hash"] = llm.llm_engine.vllm_config.compute_hash()
+    if inside is not None:
+        result["compute_hash"] = llm.llm_engine.vllm_config.compute_hash()
     if mutant is not None:
         mutant.arm(llm)
     count = job.get("count", 200)

@@ -117,6 +117,16 @@ def test_what_is_free_is_not_asked_of_neighbours(make: Make) -> None:
     assert one.storage.supply._wish == 0
 
 
+def test_what_strangers_hold_of_the_device_is_seen(make: Make) -> None:
+    one = make("one")
+    one.driver.quota(4 * PAGE)  # of a budget of four times that
+    assert one.pool.reserve_blocks(10 * PER_PAGE) is False
+    assert one.pool.get_num_free_blocks() <= 4 * PER_PAGE - 1
+    one.step()
+    one.driver.quota(None)
+    until(lambda: one.pool.get_num_free_blocks() == PAGES * PER_PAGE - 1, "another look")
+
+
 @pytest.mark.parametrize(
     ("weights", "shares"), [((100, 100), (8, 8)), ((300, 100), (12, 4)), ((100, 700), (2, 14))]
 )

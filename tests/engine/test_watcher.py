@@ -35,7 +35,7 @@ def test_the_dead_give_back_without_anybody_asking(tmp_path: Path) -> None:
         [sys.executable, "-c", MEMBER, str(tmp_path)], env=env, stdout=subprocess.PIPE
     )
     assert other.stdout is not None and other.stdout.readline() == b"holds\n"
-    watcher = Watcher(budget, row, lambda: None, lambda: False, lambda: None)
+    watcher = Watcher(budget, row, lambda: None, lambda: False, lambda: False, lambda: None)
     try:
         assert budget.available(row, PLENTY) == 100
         other.send_signal(signal.SIGKILL)

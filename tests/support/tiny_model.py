@@ -25,8 +25,11 @@ class TinyLlama:
     max_positions: int = 4096
     seed: int = 0
     std: float = 0.02
-    """Of all weights but those of queries and keys. At 0.02 an answer soon repeats itself; at 0.1
-    the layers outweigh the embedding, and answers vary more."""
+    """Of all weights but those of queries and keys; of those too, if `peaked` is 0. At 0.02 an
+    answer soon repeats itself; at 0.1 the layers outweigh the embedding, and answers vary more."""
+
+    peaked: float = 0.1
+    """Of queries' and keys' weights, for a hidden size of 256: scores grow with it."""
 
     def kv_bytes_per_token(self, dtype_size: int = 4) -> int:
         """Bytes of keys and values of all layers for one token."""
@@ -56,13 +59,13 @@ def make_tiny_llama(directory: Path, shape: TinyLlama = DEFAULT) -> Path:
         torch_dtype="float32",
     )
     torch.manual_seed(shape.seed)
-    model = LlamaForCausalLM(config).float()
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):  # a large one is quick there
+        model = LlamaForCausalLM(config).float()
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            peaked = "q_proj" in name or "k_proj" in name
-            weight.fill_(1.0) if "norm" in name else weight.normal_(
-                0.0, 0.1 if peaked else shape.std
-            )
+            scores = "q_proj" in name or "k_proj" in name
+            std = (scores and shape.peaked) or shape.std
+            weight.fill_(1.0) if "norm" in name else weight.normal_(0.0, std)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory

@@ -61,7 +61,12 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         self._pool = pool
         supply = self.supply
         self._watcher = Watcher(
-            supply.budget, supply.row, self._wake, self._look_again, supply.segment.ring_ranks
+            supply.budget,
+            supply.row,
+            self._wake,
+            supply.is_asked,
+            self._look_again,
+            supply.segment.ring_ranks,
         )
         atexit.register(self.shutdown)
         _log_start(self.plan)

@@ -16,8 +16,6 @@ from kvcached_core.engines.vllm.plan import StoragePlan
 from kvcached_core.engines.vllm.waits import Deadline
 from kvcached_core.pool import GrowthPolicy, Ledger
 
-# The scheduler half calls no driver: what the device itself has free is for the ranks to ask.
-_UNKNOWN_FREE = 2**64 - 1
 # An engine in which nothing can run looks again at least this often.
 _STARVED_MS = 10
 _SUSPEND_MS = 5000
@@ -59,8 +57,7 @@ class Supply:
     def obtainable_blocks(self) -> int:
         """Advice: blocks at hand, on their way and to be had, with what neighbours could give."""
         # On the path of every request in every pass: as few calls as can be.
-        reachable = min([self.budget.reachable(row, _UNKNOWN_FREE) for row in self._rows])
-        return self._ledger.obtainable(reachable // self._page_bytes, self.segment.outstanding())
+        return self._ledger.obtainable(self._reachable_pages(), self.segment.outstanding())
 
     def needs_neighbours(self, short_pages: int) -> bool:
         """Whether so many more pages are to be had only if a neighbour gives some up."""
@@ -70,15 +67,14 @@ class Supply:
         """Whether others lack memory of which this engine's requests, with so many blocks more,
         would use more than its share."""
         ledger, per_page = self._ledger, self._plan.blocks_per_page
-        share = min(self.budget.fair_share(row) for row in self._rows)
+        share = self._least(self.budget.fair_share)
         room = ledger.used_pages() * per_page - 1 - ledger.num_used()
         pages = ledger.used_pages() + max(0, -((room - num_blocks) // per_page))
         return pages * self._page_bytes > share
 
     def _free_pages(self) -> int:
         """Pages that the budget would grant now."""
-        free = min(self.budget.available(row, _UNKNOWN_FREE) for row in self._rows)
-        return free // self._page_bytes
+        return self._least(self.budget.available) // self._page_bytes
 
     def _spare_pages(self) -> int:
         """Pages that can be had without taking what a neighbour has or waits for."""
@@ -202,13 +198,18 @@ class Supply:
         """Unused pages above the floor that a neighbour waits for and that are not on their way."""
         unused = self.unused_pages()
         idle = unused * self._own_bytes
-        target = self.budget.reclaim_target(self.row, _UNKNOWN_FREE, idle)
+        target = self.budget.reclaim_target(self.row, *self.segment.sample(0), idle)
         if not target:
             return 0
         # Whole pages cover the target: a neighbour's pages may be smaller than ours.
         missing = -(-target // self._page_bytes) - self._ledger.pages("retiring")
         above_floor = self._ledger.pages("owned") - self._floor_pages
         return max(0, min(missing, unused, above_floor))
+
+    def is_asked(self) -> bool:
+        """Whether by the record a neighbour waits for what this engine could give. From any
+        thread."""
+        return self.budget.reclaim_target(self.row, *self.segment.sample(0)) > 0
 
     def has_aborted(self) -> bool:
         """Whether some rank owns pages that others could not get: the next update retires them."""
@@ -258,9 +259,13 @@ class Supply:
     # --- inside ---
 
     def _reachable_pages(self) -> int:
-        return (
-            min(self.budget.reachable(row, _UNKNOWN_FREE) for row in self._rows) // self._page_bytes
-        )
+        return self._least(self.budget.reachable) // self._page_bytes
+
+    def _least(self, answer: Callable[[int, int, int], int]) -> int:
+        """The least over all ranks of what the budget answers to a rank's row and its last look at
+        its device: the scheduler half itself calls no driver."""
+        sample = self.segment.sample
+        return min([answer(row, *sample(rank)) for rank, row in enumerate(self._rows)])
 
     def _row_of(self, rank: int) -> int:
         info = self.segment.rank_info(rank)

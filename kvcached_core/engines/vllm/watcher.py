@@ -25,14 +25,17 @@ class Watcher:
         budget: Budget,
         row: int,
         wakeup: Callable[[], None],
+        is_asked: Callable[[], bool],
         look_again: Callable[[], bool],
         ring_ranks: Callable[[], None],
     ) -> None:
-        """`look_again` tells whether the engine fell asleep with growth on its way; `ring_ranks`
-        makes the ranks tell the record what the engine could give."""
+        """`is_asked` tells whether a neighbour waits for what the engine could give, `look_again`
+        whether the engine fell asleep with growth on its way; `ring_ranks` makes the ranks tell
+        the record what the engine could give."""
         self._budget = budget
         self._row = row
         self._wakeup = wakeup
+        self._is_asked = is_asked
         self._look_again = look_again
         self._ring_ranks = ring_ranks
         self._stopped = threading.Event()
@@ -48,7 +51,7 @@ class Watcher:
                     reaped = time.monotonic()
                 if self._budget.others_want(self._row):
                     self._ring_ranks()
-                if self._budget.reclaim_target(self._row) > 0 or self._look_again():
+                if self._is_asked() or self._look_again():
                     self._wakeup()
                     self._stopped.wait(_REMIND_S)
                 seen = self._budget.wait_event(seen, _LOOK_MS)
