@@ -39,7 +39,7 @@ class Settings:
         "default",
         values.NAME,
         "Engines that name the same budget share one device's memory. On CPU the device is "
-        "`host:NAME`.",
+        "`host:NAME`. On a GPU there is one budget a device, `cuda:GPU-UUID`, whatever the name.",
     )
     budget_dir: str | None = _key(
         None,

@@ -128,7 +128,8 @@ class Replay:
         if len(handles) > ledger.available():
             raise PoolTooSmall(
                 f"{len(handles)} blocks are asked for, {ledger.available()} are left of "
-                f"{ledger.num_blocks}, {ledger.num_used()} are used; replay with more blocks"
+                f"{ledger.num_blocks}, {ledger.num_used()} are used; replay with more blocks, "
+                "or with a higher limit if one is set"
             )
         evicted = max(0, len(handles) - ledger.num_free())
         blocks = ledger.pop(len(handles))

@@ -19,6 +19,7 @@ from support.tiny_model import TinyLlama
 
 SHAPE = TinyLlama(layers=32, hidden=2048, heads=32, kv_heads=8, head_dim=64, peaked=0)
 ENGINE: dict[str, Any] = {
+    "attention_backend": "TRITON_ATTN",
     "block_size": 16,
     "max_num_seqs": 256,
     "max_num_batched_tokens": 2048,

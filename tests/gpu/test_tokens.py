@@ -28,23 +28,12 @@ TIGHT = {"capacity": "64GiB", "limit": "2GiB"}
 CHURN = {"capacity": "64GiB", "prefix_bound": "0B", "reserve_pages": 0}
 
 
-# How answers come to depend on nothing but their own request: engine arguments, environment.
-NUMERICS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
-    "float32": ({"dtype": "float32", "attention_backend": "TRITON_ATTN"}, {}),
-    "invariant": (
-        {"dtype": "bfloat16", "attention_backend": "FLASH_ATTN"},
-        {"VLLM_BATCH_INVARIANT": "1"},
-    ),
-}
-
-
-def job(runner: str, numerics: str, count: int = COUNT, **engine: Any) -> dict[str, Any]:
-    arguments, environment = NUMERICS[numerics]
+def job(runner: str, count: int = COUNT, **engine: Any) -> dict[str, Any]:
     return {
         "count": count,
         "logprobs": 2,
-        "engine": {**ENGINE, **arguments, **engine},
-        "environment": {"VLLM_USE_V2_MODEL_RUNNER": RUNNERS[runner], **environment},
+        "engine": {**ENGINE, **engine},
+        "environment": {"VLLM_USE_V2_MODEL_RUNNER": RUNNERS[runner]},
     }
 
 
@@ -68,30 +57,23 @@ def runner(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module", params=sorted(NUMERICS))
-def numerics(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(scope="module")
+def static(engines: Engines, runner: str) -> Run:
+    return engines.run(f"static-{runner}", job(runner))
 
 
 @pytest.fixture(scope="module")
-def static(engines: Engines, runner: str, numerics: str) -> Run:
-    return engines.run(f"static-{runner}-{numerics}", job(runner, numerics))
-
-
-@pytest.fixture(scope="module")
-def elastic(engines: Engines, runner: str, numerics: str) -> Callable[..., Run]:
+def elastic(engines: Engines, runner: str) -> Callable[..., Run]:
     def run(name: str, storage: dict[str, Any], count: int, **more: Any) -> Run:
-        return engines.elastic(
-            f"{name}-{runner}-{numerics}", storage, **job(runner, numerics, count), **more
-        )
+        return engines.elastic(f"{name}-{runner}", storage, **job(runner, count), **more)
 
     return run
 
 
 @pytest.fixture
-def figures(note: Note, runner: str, numerics: str) -> Note:
+def figures(note: Note, runner: str) -> Note:
     def keep(name: str, **found: Any) -> None:
-        note(f"{name}, {runner} runner, {numerics}", **found)
+        note(f"{name}, {runner} runner", **found)
 
     return keep
 
@@ -106,9 +88,9 @@ def summary(different: list[tuple[str, float]]) -> dict[str, Any]:
 
 
 def test_static_in_other_batches_is_the_noise(
-    static: Run, engines: Engines, runner: str, numerics: str, figures: Note
+    static: Run, engines: Engines, runner: str, figures: Note
 ) -> None:
-    other = engines.run(f"other-{runner}-{numerics}", job(runner, numerics, max_num_seqs=100))
+    other = engines.run(f"other-{runner}", job(runner, max_num_seqs=100))
     different = differing(static, other)
     figures("static against static", requests=COUNT, **summary(different))
     check(different, COUNT)
