@@ -11,6 +11,8 @@ from __future__ import annotations
 import atexit
 import fcntl
 import os
+import re
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +27,7 @@ _FOLDER_POLL_S = 0.01
 # Segments of the dead that a directory keeps: a few hundred KiB each.
 KEPT = 8
 _SUFFIX = ".segment"
+_BURIAL = re.compile(r"\.\d{19}" + re.escape(_SUFFIX) + "$")
 _BURIED = len(f".{0:019}{_SUFFIX}")  # what burial adds to a name: its time in ns, fixed width
 
 _locks: dict[str, int] = {}  # path -> descriptor that holds the lock of a segment made here
@@ -48,12 +51,22 @@ def create_segment(directory: Path, instance: str, num_pages: int, num_ranks: in
                 f"an engine named {instance!r} runs already{_holder(path)} ({path} is locked); "
                 "stop it, or give this one another name, or none for a unique one"
             )
-        Segment.create(str(path), num_pages, num_ranks)
+        _create(path, num_pages, num_ranks)
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _locks[str(path)] = descriptor
     atexit.register(remove_segment, path)  # an engine that fails to start shuts nothing down
     return path
+
+
+def _create(path: Path, num_pages: int, num_ranks: int) -> None:
+    try:
+        Segment.create(str(path), num_pages, num_ranks)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"cannot make the segment {path}: {error}; free some space there or name another "
+            "budget_dir"
+        ) from None
 
 
 def remove_segment(path: Path) -> None:
@@ -104,8 +117,8 @@ def bury_dead_segments(directory: Path) -> int:
     found, kept = 0, kept_folder(directory)
     for path in running_folder(directory).glob(f"*{_SUFFIX}*"):
         try:
-            if is_locked(path):
-                continue
+            if not stat.S_ISREG(path.lstat().st_mode) or is_locked(path):
+                continue  # lives, or is nothing of ours
             if path.suffix == _SUFFIX:
                 _keep(path, kept)
             else:
@@ -132,11 +145,15 @@ def open_device_budget(directory: Path, device: str) -> Budget:
 
 def _kept_segments(kept: Path) -> list[Path]:
     """Oldest first: the time of burial is the fixed-width end of the name."""
-    return sorted(kept.glob(f"*{_SUFFIX}"), key=lambda path: path.name[-_BURIED:])
+    named = [path for path in kept.glob(f"*{_SUFFIX}") if _BURIAL.search(path.name)]
+    return sorted(named, key=lambda path: path.name[-_BURIED:])
 
 
 def _keep(path: Path, kept: Path) -> None:
-    path.rename(kept / f"{path.stem}.{time.time_ns():019}{_SUFFIX}")
+    before = _kept_segments(kept)
+    # Not older than those before it, also where the clock was set back.
+    newest = int(before[-1].name[-_BURIED + 1 : -len(_SUFFIX)]) if before else 0
+    path.rename(kept / f"{path.stem}.{max(time.time_ns(), newest + 1):019}{_SUFFIX}")
     for old in _kept_segments(kept)[:-KEPT]:
         old.unlink(missing_ok=True)
 
@@ -180,7 +197,13 @@ def _check_private(folder: Path) -> None:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Holds the folder's lock. Raises RuntimeError if another process keeps it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise RuntimeError(
+            f"cannot open the folder {folder}: {error.strerror}; "
+            "raise the limit of open files (ulimit -n), or name another budget_dir"
+        ) from None
     try:
         deadline = time.monotonic() + _FOLDER_DEADLINE_S
         while not _try_lock(descriptor):

@@ -13,7 +13,7 @@ _TEXT = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)")
 _LARGEST = (1 << 63) - 1
 _ALLOWED = (
     "allowed are whole bytes such as 10GiB, 1.5GiB, 512MiB, 64KiB, 10GB or 0B "
-    f"(units: {', '.join(_UNITS)}; no unit: bytes)"
+    f"(units: {', '.join(_UNITS)}; no unit: bytes), less than 8388608TiB"
 )
 
 
@@ -25,7 +25,7 @@ def parse_size(text: str | int, what: str) -> int:
     """
     size = _number(text)
     if size is None or size.denominator != 1 or not 0 <= size <= _LARGEST:
-        raise ValueError(f"{what}: found {text!r}; {_ALLOWED}")
+        raise ValueError(f"{what}: found {repr(text)[:100]}; {_ALLOWED}")
     return int(size)
 
 
@@ -34,7 +34,7 @@ def _number(text: str | int) -> Fraction | None:
         return None
     if isinstance(text, int):
         return Fraction(text)
-    match = _TEXT.fullmatch(text.strip()) if isinstance(text, str) else None
+    match = _TEXT.fullmatch(text.strip()) if isinstance(text, str) and len(text) < 100 else None
     if match is None:
         return None
     digits, unit = match.groups()

@@ -43,7 +43,12 @@ def _positive_size(key: str, value: Any) -> int:
 
 
 def _bound(key: str, value: Any) -> int | None:
-    return None if value == "none" else _size(key, value)
+    if value == "none":
+        return None
+    try:
+        return parse_size(value, key)
+    except ValueError as error:
+        raise SettingsError(f"{error}, or 'none' for no bound") from None
 
 
 def _name(key: str, value: Any) -> str:

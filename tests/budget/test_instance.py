@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -150,7 +151,13 @@ def test_the_dead_are_moved_aside_and_unfinished_files_removed(tmp_path: Path) -
         assert kept(tmp_path) == ["dead"]
 
 
-def test_the_last_eight_of_the_dead_are_kept_and_their_names_free(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hours_a_turn", [0, -1])
+def test_the_last_eight_of_the_dead_are_kept_and_their_names_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours_a_turn: int
+) -> None:
+    turns, time_ns = iter(range(10**6)), time.time_ns
+    if hours_a_turn:  # the clock is set back
+        monkeypatch.setattr(time, "time_ns", lambda: time_ns() - next(turns) * 3600 * 10**9)
     for turn in range(instance.KEPT + 3):
         path = create_segment(tmp_path, f"engine{turn % 5}", 8, 1)
         os.close(instance._locks.pop(str(path)))  # as its death does
@@ -159,6 +166,16 @@ def test_the_last_eight_of_the_dead_are_kept_and_their_names_free(tmp_path: Path
     assert kept(tmp_path) == [f"engine{turn % 5}" for turn in range(3, instance.KEPT + 3)]
     newest, oldest = instance.segment_files(tmp_path, "engine0")
     assert newest.name > oldest.name and newest.parent.name == "postmortem"
+
+
+def test_what_is_no_segment_is_left_alone(tmp_path: Path) -> None:
+    remove_segment(create_segment(tmp_path, "first", 8, 1))
+    os.mkfifo(tmp_path / "instances" / "pipe.segment")
+    (tmp_path / "instances" / "folder.segment").mkdir()
+    (tmp_path / "postmortem" / "notes.segment").touch()
+    remove_segment(create_segment(tmp_path, "second", 8, 1))
+    assert segments(tmp_path) == ["folder.segment", "pipe.segment"]
+    assert instance.segment_files(tmp_path, "notes") == []
 
 
 def test_an_engine_that_failed_leaves_its_segment(tmp_path: Path) -> None:
