@@ -15,7 +15,7 @@ from kvcached_core._native import (
 )
 
 from .instance import create_segment, open_device_budget, remove_segment
-from .record import default_directory, host_capacity, open_host_budget
+from .record import default_directory, host_capacity, open_host_budget, open_record
 
 __all__ = [
     "Budget",
@@ -30,6 +30,7 @@ __all__ = [
     "host_capacity",
     "open_device_budget",
     "open_host_budget",
+    "open_record",
     "read_segment",
     "remove_segment",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from kvcached_core._native import Budget, CapacityConflict
@@ -45,13 +46,41 @@ def open_host_budget(
     on what they hold. Raises CapacityConflict when `configured` is another, BudgetError as
     `Budget.open` does.
     """
-    device = f"host:{name}"
+    capacity = host_capacity(configured)
+    return _open(
+        directory,
+        f"host:{name}",
+        configured,
+        capacity,
+        headroom,
+        lambda created: host_capacity(None) + created,
+    )
+
+
+def open_record(
+    directory: Path, device: str, total: int, configured: int | None, headroom: int = 0
+) -> Budget:
+    """Opens, or makes, the record of a device that has `total` bytes; of all of them if no capacity
+    is configured. Raises as `open_host_budget` does."""
+    capacity = total if configured is None else min(configured, total)
+    return _open(directory, device, configured, capacity, headroom, lambda created: total)
+
+
+def _open(
+    directory: Path,
+    device: str,
+    configured: int | None,
+    capacity: int,
+    headroom: int,
+    most: Callable[[int], int],
+) -> Budget:
+    """`most` is what there is of the device while so many bytes are created in the record."""
     try:
-        return Budget.open(str(directory), device, host_capacity(configured), headroom)
+        return Budget.open(str(directory), device, capacity, headroom)
     except CapacityConflict:
         budget = Budget.open(str(directory), device, 0, 0)
-        # More than the machine has was cut down for the first member, so it is for this one.
-        cut = configured is not None and configured > host_capacity(None) + budget.created()
+        # More than there is was cut down for the first member, so it is for this one.
+        cut = configured is not None and configured > most(budget.created())
         if headroom != budget.headroom() or not (cut or configured in (None, budget.capacity())):
             raise
         return budget

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from vllm.platforms import current_platform
 
-from kvcached_core.budget import Budget, CapacityConflict, open_host_budget
+from kvcached_core.budget import Budget, open_host_budget, open_record
 from kvcached_core.config import Settings
 from kvcached_core.vmm import HOST_GRANULARITY, CudaDriver, Driver, HostDriver
 
@@ -101,16 +101,8 @@ class CudaDevice(Device):
 
     def open_budget(self, directory: Path) -> Budget:
         total = int(current_platform.get_device_total_memory(self._logical))
-        given, headroom = self._settings.capacity, self._settings.headroom
-        try:
-            return Budget.open(str(directory), self.key, min(given or total, total), headroom)
-        except CapacityConflict:
-            if given is not None:
-                raise
-            budget = Budget.open(str(directory), self.key, 0, 0)
-            if budget.headroom() != headroom:
-                raise
-            return budget
+        settings = self._settings
+        return open_record(directory, self.key, total, settings.capacity, settings.headroom)
 
     def make_driver(self) -> Driver:
         driver = CudaDriver(self._visible)
