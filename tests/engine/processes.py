@@ -1,7 +1,8 @@
 """Engine processes for the tests: each configuration runs once a session.
 
 Needs an environment made by ``ci/env.sh``: the fork installed, upstream's wheel unpacked beside it.
-``KVCACHED_UPSTREAM`` names that folder (default: ``upstream`` in the environment's root).
+``KVCACHED_UPSTREAM`` names that folder (default: ``upstream`` in the environment's root),
+``KVCACHED_TEST_MODEL`` a model to use in the place of one made here (a large one takes its time).
 """
 
 from __future__ import annotations
