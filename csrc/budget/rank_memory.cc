@@ -41,7 +41,7 @@ bool RankMemory::holds(std::int32_t page) const {
   return false;
 }
 
-bool RankMemory::try_look() {
+bool RankMemory::look() {
   try {
     const Bytes created = budget_->created();
     sample_ = {driver_->free_bytes(), created};
@@ -52,10 +52,8 @@ bool RankMemory::try_look() {
   }
 }
 
-void RankMemory::look() { try_look(); }
-
 Grant RankMemory::try_lease(Bytes bytes) {
-  if (!try_look()) return Grant::kRefused;  // how much is free is unknown
+  if (!look()) return Grant::kRefused;  // how much is free is unknown
   return budget_->lease(row_, bytes, sample_.device_free, kLockDeadline, sample_.created_before);
 }
 

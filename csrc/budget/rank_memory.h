@@ -48,8 +48,8 @@ class RankMemory {
   // Whether any memory is held for the page.
   bool holds(std::int32_t page) const;
 
-  // Looks at the device. In vain where its driver cannot tell.
-  void look();
+  // Looks at the device; false, and the last look stands, where its driver cannot tell.
+  bool look();
   const Sample& last_look() const { return sample_; }
   // Has up to `pages` pages promised, page_bytes() each; returns how many. A refusal of all is
   // tried again with fewer; a busy table is tried again for a second, or until `stop`.
@@ -76,7 +76,6 @@ class RankMemory {
   bool close();
 
  private:
-  bool try_look();
   Grant try_lease(Bytes bytes);
   void unlease_bytes(Bytes bytes);
   void note_created(Bytes bytes);

@@ -46,8 +46,8 @@ def _bound(key: str, value: Any) -> int | None:
     if value == "none":
         return None
     try:
-        return parse_size(value, key)
-    except ValueError as error:
+        return _size(key, value)
+    except SettingsError as error:
         raise SettingsError(f"{error}, or 'none' for no bound") from None
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from kvcached_core.vmm import Arena, CudaDriver, DeviceDriver, OutOfMemory
 
+from .device_life import in_a_thread
 from .subject import DEADLINE, run_script
 
 pytestmark = pytest.mark.gpu
@@ -33,21 +32,6 @@ def driver() -> DeviceDriver:
 @pytest.fixture
 def arena(driver: DeviceDriver) -> Arena:
     return Arena.reserve(driver, PAGES * driver.granularity())
-
-
-def in_a_thread(work: Callable[[], object]) -> None:
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(DEADLINE)
-    assert not thread.is_alive() and errors == []
 
 
 def cycle(driver: DeviceDriver, arena: Arena, pages: int = PAGES) -> None:
