@@ -72,7 +72,7 @@ struct TensorView {
     return {arena->driver().dlpack_device_type(), arena->driver().dlpack_device_id()};
   }
 
-  // The stream is ignored: what is mapped was zeroed before map() returned.
+  // The stream is ignored: a page is handed out only when its zeros are there.
   py::capsule dlpack(const py::object& /*stream*/, const py::kwargs& options) const {
     if (options.contains("copy") && py::object(options["copy"]).is(py::bool_(true))) {
       throw py::buffer_error("an arena's tensor is a view, it cannot be exported as a copy");
@@ -152,6 +152,7 @@ void bind_drivers(py::module_& m) {
       .def(
           "zero", [](Driver& d, std::uintptr_t a, Bytes size) { d.zero(pointer(a), size); },
           py::arg("address"), py::arg("size"), NoGil())
+      .def("finish", &Driver::finish, NoGil())
       .def(
           "fence",
           [](Driver& d, std::uintptr_t stream) { return ends_without_gil(d.fence(stream)); },
@@ -182,6 +183,7 @@ void bind_drivers(py::module_& m) {
       py::arg("device") = 0, py::arg("library") = "", NoGil());
 }
 
+// In Python, map and zero of arenas and granules end when the zeros are there.
 void bind_arena(py::module_& m) {
   py::class_<TensorView>(m, "TensorView")
       .def("__dlpack__", &TensorView::dlpack, py::arg("stream") = py::none())
@@ -199,10 +201,21 @@ void bind_arena(py::module_& m) {
       .def_property_readonly("size", &Arena::size)
       .def_property_readonly("mapped_bytes", &Arena::mapped_bytes)
       .def_property_readonly("quarantined_bytes", &Arena::quarantined_bytes)
-      .def("map", &Arena::map, py::arg("offset"), py::arg("handle"), py::arg("fresh") = true,
-           NoGil())
+      .def(
+          "map",
+          [](Arena& a, Bytes offset, Handle handle, bool fresh) {
+            a.map(offset, handle, fresh);
+            a.driver().finish();
+          },
+          py::arg("offset"), py::arg("handle"), py::arg("fresh") = true, NoGil())
       .def("unmap", &Arena::unmap, py::arg("offset"), NoGil())
-      .def("zero", &Arena::zero, py::arg("offset"), py::arg("size"), NoGil())
+      .def(
+          "zero",
+          [](Arena& a, Bytes offset, Bytes size) {
+            a.zero(offset, size);
+            a.driver().finish();
+          },
+          py::arg("offset"), py::arg("size"), NoGil())
       .def("is_mapped", &Arena::is_mapped, py::arg("offset"), NoGil())
       .def("release", &Arena::release, NoGil())
       .def(
@@ -224,7 +237,13 @@ void bind_granules(py::module_& m) {
       .def_property_readonly("mapped_bytes", &Granules::mapped_bytes)
       .def("holds", &Granules::holds, py::arg("page"))
       .def("create", &Granules::create, py::arg("page"), NoGil())
-      .def("map", &Granules::map, py::arg("page"), NoGil())
+      .def(
+          "map",
+          [](Granules& g, std::size_t page) {
+            g.map(page);
+            g.finish();
+          },
+          py::arg("page"), NoGil())
       .def("release", &Granules::release, py::arg("page"), NoGil())
       .def("close", &Granules::close, NoGil());
 }

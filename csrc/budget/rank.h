@@ -74,6 +74,9 @@ class Rank {
   void close();
 
  private:
+  // Mapped ahead in one go, to wait once for their zeros: what a step waits for at most if it needs
+  // the first of them.
+  static constexpr std::size_t kMappedAtOnce = 16;
   // A page that another thread maps is ready within microseconds; past this it is stuck.
   static constexpr std::chrono::seconds kMapDeadline{30};
 
@@ -110,7 +113,11 @@ class Rank {
   bool serve_wish();  // whether anybody wants memory
   bool wants(std::int32_t page);
   bool create_page(std::int32_t page);
-  void map_page(std::int32_t page);
+  void map_pages(const std::vector<std::int32_t>& pages);
+  std::vector<std::int32_t> take_to_map();
+  void check_usable(std::int32_t page) const;
+  std::vector<std::int32_t> begin_mapping(const std::vector<std::int32_t>& pages);
+  void map_unlocked(const std::vector<std::int32_t>& pages, std::unique_lock<std::mutex>& lock);
   void release_page(std::int32_t page, std::uint64_t epoch);
   void settle(std::int32_t page, State state, std::uint64_t epoch);
   void settle(std::int32_t page, State state);

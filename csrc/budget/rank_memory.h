@@ -59,9 +59,11 @@ class RankMemory {
   // On an error the promise is gone and the page holds nothing, or in the worst case what the
   // driver would not take back or has lost.
   void create(std::int32_t page);
-  // Maps the page, whose own bytes then read as zero. On an error what is mapped so far stays so,
-  // and another call goes on from there; but after vmm::Quarantined it can never be mapped.
+  // Maps the page, whose own bytes read as zero when a finish() after it has returned. On an error
+  // what is mapped so far stays so, and another call goes on from there; but after
+  // vmm::Quarantined it can never be mapped.
   void map(std::int32_t page);
+  void finish() { driver_->finish(); }
   // Gives back what no other page needs, going on after driver errors; false if any is left. Such a
   // page may be released again.
   bool release(std::int32_t page);

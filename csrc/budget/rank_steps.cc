@@ -6,18 +6,27 @@
 
 namespace kvcached::budget {
 
-// The page is kMapping, by the caller.
-void Rank::map_page(std::int32_t page) {
-  try {
-    memory_.map(page);
-  } catch (const vmm::Quarantined&) {
-    settle(page, State::kQuarantined);
-    throw;
-  } catch (...) {
-    settle(page, State::kOwned);
-    throw;
-  }
-  settle(page, State::kReady);
+// The pages are kMapping, by the caller. All are tried; raises the first error.
+void Rank::map_pages(const std::vector<std::int32_t>& pages) {
+  std::vector<State> found(pages.size(), State::kReady);
+  std::exception_ptr error;
+  const auto attempt = [&](State& state, const auto& work) {
+    try {
+      work();
+    } catch (const vmm::Quarantined&) {
+      state = State::kQuarantined;
+      if (!error) error = std::current_exception();
+    } catch (...) {
+      state = State::kOwned;
+      if (!error) error = std::current_exception();
+    }
+  };
+  for (std::size_t i = 0; i < pages.size(); ++i) attempt(found[i], [&] { memory_.map(pages[i]); });
+  State zeroed = State::kReady;
+  attempt(zeroed, [&] { memory_.finish(); });
+  for (std::size_t i = 0; i < pages.size(); ++i)
+    settle(pages[i], found[i] == State::kReady ? zeroed : found[i]);
+  if (error) std::rethrow_exception(error);
 }
 
 void Rank::settle(std::int32_t page, State state) {
@@ -56,30 +65,55 @@ void Rank::settle_locked(std::int32_t page, State state, std::uint64_t epoch) {
   threading_->changed.notify_all();
 }
 
+void Rank::check_usable(std::int32_t page) const {
+  const Page& mine = pages_[page];
+  if (mine.state == State::kQuarantined)
+    throw vmm::Quarantined(name() + " lost page " + std::to_string(page) +
+                           ", which a step is about to use, to a driver error");
+  if (closed_ || mine.retired || mine.state == State::kNone || mine.state == State::kReleasing)
+    throw std::logic_error(name() + " does not own page " + std::to_string(page) +
+                           ", which a step is about to use" +
+                           (closed_        ? ": it is closed"
+                            : mine.retired ? ": it was told to retire it"
+                                           : ""));
+}
+
+// Under the lock: takes the pages that nobody maps yet for this thread.
+std::vector<std::int32_t> Rank::begin_mapping(const std::vector<std::int32_t>& pages) {
+  std::vector<std::int32_t> mine;
+  for (std::int32_t page : pages) {
+    check_usable(page);
+    if (pages_[page].state == State::kOwned) mine.push_back(page);
+  }
+  for (std::int32_t page : mine) pages_[page].state = State::kMapping;
+  counters_.mapped_in_step += mine.size();
+  return mine;
+}
+
+// Maps what nobody has begun while the background thread ends what it has; what that thread then
+// could not map is the step's to try.
 void Rank::make_ready(const std::vector<std::int32_t>& pages) {
   check_process();
-  for (std::int32_t page : pages) {
-    check_page(page);
-    std::unique_lock lock(mutex_);
+  for (std::int32_t page : pages) check_page(page);
+  std::unique_lock lock(mutex_);
+  std::vector<std::int32_t> others;
+  for (std::int32_t page : pages)
+    if (pages_[page].state == State::kMapping) others.push_back(page);
+  map_unlocked(begin_mapping(pages), lock);
+  for (std::int32_t page : others) {
     if (!threading_->changed.wait_for(lock, kMapDeadline, [&] { return settled(page); }))
       throw std::runtime_error(name() + "'s background thread did not map page " +
                                std::to_string(page) + " in time");
-    Page& mine = pages_[page];
-    if (mine.state == State::kQuarantined)
-      throw vmm::Quarantined(name() + " lost page " + std::to_string(page) +
-                             ", which a step is about to use, to a driver error");
-    if (closed_ || mine.retired || (mine.state != State::kOwned && mine.state != State::kReady))
-      throw std::logic_error(name() + " does not own page " + std::to_string(page) +
-                             ", which a step is about to use" +
-                             (closed_        ? ": it is closed"
-                              : mine.retired ? ": it was told to retire it"
-                                             : ""));
-    if (mine.state == State::kReady) continue;
-    mine.state = State::kMapping;
-    ++counters_.mapped_in_step;
-    lock.unlock();
-    map_page(page);
   }
+  map_unlocked(begin_mapping(others), lock);
+}
+
+void Rank::map_unlocked(const std::vector<std::int32_t>& pages,
+                        std::unique_lock<std::mutex>& lock) {
+  if (pages.empty()) return;
+  lock.unlock();
+  map_pages(pages);
+  lock.lock();
 }
 
 void Rank::retire(const std::vector<std::int32_t>& pages, std::uint64_t epoch, Fences fences) {

@@ -104,20 +104,26 @@ bool Rank::create_page(std::int32_t page) {
   return true;
 }
 
-bool Rank::serve_ready() {
-  std::int32_t page;
-  {
-    std::lock_guard lock(mutex_);
-    if (to_map_.empty()) return false;
-    page = to_map_.front();
+std::vector<std::int32_t> Rank::take_to_map() {
+  std::vector<std::int32_t> taken;
+  std::lock_guard lock(mutex_);
+  while (!to_map_.empty() && taken.size() < kMappedAtOnce) {
+    const std::int32_t page = to_map_.front();
     to_map_.pop_front();
     // Otherwise a step was faster, or the entry is older than the page.
-    if (pages_[page].state != State::kOwned || pages_[page].retired) return true;
+    if (pages_[page].state != State::kOwned || pages_[page].retired) continue;
     pages_[page].state = State::kMapping;
-    ++counters_.mapped_ahead;
+    taken.push_back(page);
   }
+  counters_.mapped_ahead += taken.size();
+  return taken;
+}
+
+bool Rank::serve_ready() {
+  const std::vector<std::int32_t> pages = take_to_map();
+  if (pages.empty()) return false;
   try {
-    map_page(page);
+    map_pages(pages);
   } catch (const vmm::DriverError&) {
     memory_.check_alive();
     // The step that needs the page tries again, and says why it cannot.

@@ -53,14 +53,15 @@ class Arena : public std::enable_shared_from_this<Arena> {
   Driver& driver() const { return *driver_; }
 
   // Maps `handle` at `offset`, makes it accessible and, unless the driver's memory is fresh zeros
-  // and `fresh` says that it was never written, zeroes it. All or nothing: on an error the range is
+  // and `fresh` says that it was never written, begins to zero it: see Driver::finish(), which is
+  // the caller's to call. All or nothing: on an error the range is
   // as before and the handle still belongs to the caller; on success it is the arena's. Only
   // Quarantined differs: the handle is the arena's and the offsets are lost.
   void map(Bytes offset, Handle handle, bool fresh);
   // Unmaps what was mapped at `offset` and returns its handle, which is now the caller's. On an
   // error it is still mapped.
   Handle unmap(Bytes offset);
-  // Writes zeros over any bytes of mapped memory.
+  // Begins to write zeros over any bytes of mapped memory; see Driver::finish().
   void zero(Bytes offset, Bytes size);
   bool is_mapped(Bytes offset) const;  // whether a mapping starts at or covers `offset`
   // Goes on after errors; what the driver would not let go is in quarantine then. Never throws.

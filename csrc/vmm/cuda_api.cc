@@ -153,7 +153,7 @@ Status CudaApi::free_bytes(Bytes& free) {
 
 Status CudaApi::create_stream(std::uintptr_t& stream) {
   cuda::Stream* made = nullptr;
-  const Status status = cuda_.stream_create(&made, cuda::kNonBlocking);
+  const Status status = cuda_.stream_create(&made, cuda::kNonBlocking, cuda::kFirst);
   stream = address_of(made);
   return status;
 }

@@ -36,7 +36,7 @@ Library::Library(const std::string& name) {
   library.find("cuMemUnmap", unmap);
   library.find("cuMemGetInfo_v2", get_info);
   library.find("cuMemsetD8Async", memset_async);
-  library.find("cuStreamCreate", stream_create);
+  library.find("cuStreamCreateWithPriority", stream_create);
   library.find("cuStreamDestroy_v2", stream_destroy);
   library.find("cuEventCreate", event_create);
   library.find("cuEventDestroy_v2", event_destroy);

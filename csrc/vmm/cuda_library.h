@@ -24,6 +24,7 @@ constexpr int kLocationDevice = 1;            // CU_MEM_LOCATION_TYPE_DEVICE
 constexpr int kReadWrite = 3;                 // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 constexpr int kMinimumGranularity = 0;        // CU_MEM_ALLOC_GRANULARITY_MINIMUM
 constexpr unsigned kNonBlocking = 1;          // CU_STREAM_NON_BLOCKING
+constexpr int kFirst = -1;                    // of a stream: before those of priority 0
 constexpr unsigned kDisableTiming = 2;        // CU_EVENT_DISABLE_TIMING
 constexpr int kCaptureRelaxed = 2;            // CU_STREAM_CAPTURE_MODE_RELAXED
 
@@ -83,7 +84,7 @@ struct Library {
   Result (*unmap)(DevicePointer, std::size_t);
   Result (*get_info)(std::size_t* free, std::size_t* total);
   Result (*memset_async)(DevicePointer, unsigned char value, std::size_t, Stream*);
-  Result (*stream_create)(Stream**, unsigned flags);
+  Result (*stream_create)(Stream**, unsigned flags, int priority);
   Result (*stream_destroy)(Stream*);
   Result (*event_create)(Event**, unsigned flags);
   Result (*event_destroy)(Event*);

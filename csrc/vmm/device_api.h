@@ -66,7 +66,8 @@ class DeviceApi {
   virtual Status unmap(Address address, Bytes size) = 0;
   virtual Status free_bytes(Bytes& free) = 0;
 
-  // Streams and events are native handles too; a stream of ours does not wait for the default one.
+  // Streams and events are native handles too; a stream of ours does not wait for the default one,
+  // and its work goes before work that waits elsewhere for a place on the device.
   virtual Status create_stream(std::uintptr_t& stream) = 0;
   virtual Status destroy_stream(std::uintptr_t stream) = 0;
   virtual Status zero(Address address, Bytes size, std::uintptr_t stream) = 0;  // queues it

@@ -100,6 +100,7 @@ void DeviceDriver::set_access(void* address, Bytes size) {
 void DeviceDriver::unmap(void* address, Bytes size) {
   device_->check_process("unmap");
   auto edit = table_.unmap(address, size);
+  finish();
   const Address at = address_of(address);
   device_->run("unmap", at, size, [&] { return api().unmap(at, size); });
   edit.done();
@@ -108,14 +109,22 @@ void DeviceDriver::unmap(void* address, Bytes size) {
 void DeviceDriver::zero(void* address, Bytes size) {
   device_->check_process("zero");
   table_.check_accessible("zero", address, size);
-  const Device::Visit visit(*device_);
   const Address at = address_of(address);
   device_->run("zero", at, size, [&] { return api().zero(at, size, stream_); });
-  // Whoever reads the bytes next, on any stream, may do so at once. A zeroing that hangs must never
-  // meet an unmap: there is no way on from there.
-  if (events_->record(stream_)->wait(kZeroDeadline)) return;
-  device_->lose(text("zeroing ", size, " bytes at ", hex(at), " did not end within ",
-                     kZeroDeadline.count(), " s"));
+  ++zeroings_;
+}
+
+void DeviceDriver::finish() {
+  device_->check_process("finish");
+  const std::uint64_t begun = zeroings_;
+  std::uint64_t known = finished_;
+  if (known >= begun) return;
+  const Device::Visit visit(*device_);
+  // A zeroing that hangs must never meet an unmap: there is no way on from there.
+  if (!events_->record(stream_)->wait(kZeroDeadline))
+    device_->lose(text("zeroing memory did not end within ", kZeroDeadline.count(), " s"));
+  while (known < begun && !finished_.compare_exchange_weak(known, begun)) {
+  }
 }
 
 std::shared_ptr<Fence> DeviceDriver::fence(std::uintptr_t stream) {

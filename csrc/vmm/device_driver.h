@@ -3,7 +3,9 @@
 // What a call costs, in calls of the library, in a thread that adopt_thread() was called in:
 //
 //   create, release, map, set_access, unmap    1 each
-//   zero                                       2, and one each time it looks whether it is done
+//   zero                                       1
+//   finish, also where unmap needs it          1, and one each time it looks whether all is done;
+//                                              0 if nothing was begun since another one ended
 //   fence                                      1; 2 while the number of fences alive still grows
 //   Fence::passed                              1, until it has passed
 //   reserve, unreserve, free_bytes             1 each
@@ -11,7 +13,7 @@
 //
 // In any other thread the thread's state is looked at, set and put back around each: for CUDA three
 // calls more, five where another context is current; for HIP three, or five. None of them waits for
-// the device but zero().
+// the device but finish().
 // The table is the only truth about what is reserved, created and mapped.
 #pragma once
 
@@ -46,8 +48,9 @@ class DeviceDriver final : public Driver {
   void map(void* address, Handle handle) override;
   void set_access(void* address, Bytes size) override;
   void unmap(void* address, Bytes size) override;
-  // On a stream of its own, beside whatever the device is doing.
+  // On a stream of its own, beside whatever the device is doing and before what waits there.
   void zero(void* address, Bytes size) override;
+  void finish() override;
   std::shared_ptr<Fence> fence(std::uintptr_t stream) override;
   void adopt_thread() override { device_->adopt_thread(); }
   void check_alive() const override { device_->check_alive(); }
@@ -64,6 +67,7 @@ class DeviceDriver final : public Driver {
   RangeTable table_;
   std::uintptr_t stream_ = 0;
   std::atomic<Bytes> held_{0};
+  std::atomic<std::uint64_t> zeroings_{0}, finished_{0};  // begun, and of these known to be done
 };
 
 }  // namespace kvcached::vmm

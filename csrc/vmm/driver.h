@@ -59,10 +59,14 @@ class Driver {
   // access faults.)
   virtual void set_access(void* address, Bytes size) = 0;
   // Unties a range that one map() tied; afterwards any access to it faults. The handle lives on.
+  // Waits for zeros on their way first: nobody else knows of them.
   virtual void unmap(void* address, Bytes size) = 0;
-  // Writes zeros to a mapped, accessible range and returns when they are there. Any bytes will do,
-  // whole granules or not: a page may share a granule with a neighbour that is in use.
+  // Begins to write zeros to a mapped, accessible range. They are there, for a reader on any
+  // stream, when a finish() that is called after it has returned. Any bytes will do, whole granules
+  // or not: a page may share a granule with a neighbour that is in use.
   virtual void zero(void* address, Bytes size) = 0;
+  // Waits for all that zero() has begun, in any thread. DeviceLost if it does not end.
+  virtual void finish() {}
 
   // A fence behind all work that is queued so far on the device's stream of that native handle (0:
   // its default stream), which must not be capturing a graph.

@@ -43,6 +43,7 @@ class FaultyDriver final : public Driver {
   void set_access(void* address, Bytes size) override;
   void unmap(void* address, Bytes size) override;
   void zero(void* address, Bytes size) override;
+  void finish() override { inner_->finish(); }
   std::shared_ptr<Fence> fence(std::uintptr_t stream) override;
   void adopt_thread() override { inner_->adopt_thread(); }
   void check_alive() const override;

@@ -7,11 +7,11 @@
 // failures: release() takes each from wherever it is. What the driver does not let go stays where
 // it is and counts as created; another page that touches it may use it meanwhile.
 //
-// A page's own bytes, no others, read as zero when map() returns, whatever an earlier page left in
-// a granule that stayed for a neighbour's sake. A neighbour that is mapped may be in use: nothing
-// is done to its bytes, and a span that it holds is neither unmapped nor mapped again. What is
-// inaccessible is every granule that no mapped page touches; the bytes of a page that is not held
-// are accessible in a granule that a mapped neighbour shares.
+// A page's own bytes, no others, read as zero when map() and a finish() after it have returned,
+// whatever an earlier page left in a granule that stayed for a neighbour's sake. A neighbour that
+// is mapped may be in use: nothing is done to its bytes, and a span that it holds is neither
+// unmapped nor mapped again. What is inaccessible is every granule that no mapped page touches; the
+// bytes of a page that is not held are accessible in a granule that a mapped neighbour shares.
 //
 // Threads: create(), release() and close() belong to one thread at a time. map() may run beside
 // them and beside itself, but not two calls on one page. Two that share a span: one waits, at most
@@ -51,10 +51,11 @@ class Granules {
   // what the driver would not take back. Quarantined if a granule that it touches is lost: the page
   // then holds it for good.
   void create(std::size_t page);
-  // Maps all of a page that create() was called for, and zeroes what may have been written. On an
-  // error what is mapped stays so, and another call goes on from there; but after Quarantined it
-  // can never be mapped.
+  // Maps all of a page that create() was called for, and begins to zero what may have been written.
+  // On an error what is mapped stays so, and another call goes on from there; but after Quarantined
+  // it can never be mapped.
   void map(std::size_t page);
+  void finish() { arena_->driver().finish(); }  // see there
   // Gives back what no other page holds, going on after driver errors; false if the page still
   // holds anything. Such a page may be released again.
   bool release(std::size_t page);

@@ -173,7 +173,7 @@ Status HipApi::free_bytes(Bytes& free) {
 
 Status HipApi::create_stream(std::uintptr_t& stream) {
   hip::Stream* made = nullptr;
-  const Status status = hip_.stream_create(&made, hip::kNonBlocking);
+  const Status status = hip_.stream_create(&made, hip::kNonBlocking, hip::kFirst);
   stream = address_of(made);
   return taken_back(status);
 }

@@ -32,7 +32,7 @@ Library::Library(const std::vector<std::string>& names) {
   library.find("hipMemUnmap", unmap);
   library.find("hipMemGetInfo", get_info);
   library.find("hipMemsetAsync", memset_async);
-  library.find("hipStreamCreateWithFlags", stream_create);
+  library.find("hipStreamCreateWithPriority", stream_create);
   library.find("hipStreamDestroy", stream_destroy);
   library.find("hipEventCreateWithFlags", event_create);
   library.find("hipEventDestroy", event_destroy);

@@ -20,6 +20,7 @@ constexpr int kLocationDevice = 1;      // hipMemLocationTypeDevice
 constexpr int kReadWrite = 3;           // hipMemAccessFlagsProtReadWrite
 constexpr int kMinimumGranularity = 0;  // hipMemAllocationGranularityMinimum
 constexpr unsigned kNonBlocking = 1;    // hipStreamNonBlocking
+constexpr int kFirst = -1;              // priority of a stream: before those of 0
 constexpr unsigned kDisableTiming = 2;  // hipEventDisableTiming
 constexpr int kCaptureRelaxed = 2;      // hipStreamCaptureModeRelaxed
 
@@ -73,7 +74,7 @@ struct Library {
   Result (*unmap)(void*, std::size_t);
   Result (*get_info)(std::size_t* free, std::size_t* total);
   Result (*memset_async)(void*, int value, std::size_t, Stream*);
-  Result (*stream_create)(Stream**, unsigned flags);
+  Result (*stream_create)(Stream**, unsigned flags, int priority);
   Result (*stream_destroy)(Stream*);
   Result (*event_create)(Event**, unsigned flags);
   Result (*event_destroy)(Event*);

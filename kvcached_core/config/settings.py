@@ -83,14 +83,16 @@ class Settings:
         values.integer(1, 10_000),
         "This engine's share when several must give memory back, relative to the others'.",
     )
-    page_size: int = _key(
-        2 << 20,
+    page_size: int | None = _key(
+        None,
         values.POSITIVE_SIZE,
         "Least memory mapped and given back at a time, over all layers; rounded up to whole "
         "blocks, and further to whole granules of the driver where such a page takes at most twice "
         "the memory that the smaller one can need. Where it would take more, pages share the "
         "granules at their ends, and the log, limits and floors count every granule that a page "
-        "can touch. (The host driver's granules are 4 KiB: common blocks divide.)",
+        "can touch. (The host driver's granules are 4 KiB: common blocks divide.) On a GPU a "
+        "mapping costs the same whatever its size, so pages are larger there.",
+        shown="`2MiB` on CPU, `32MiB` on a GPU",
     )
     reserve_pages: int = _key(
         2,

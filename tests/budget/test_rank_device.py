@@ -183,6 +183,21 @@ def test_what_a_page_costs_in_calls_of_the_library(tmp_path: Path, machine: Mach
         assert machine.calls_since(before).get(machine.calls["create_event"], 0) <= 1
 
 
+def test_pages_asked_for_together_wait_once_for_their_zeros(
+    tmp_path: Path, machine: Machine
+) -> None:
+    with rig(tmp_path, extents=(GRANULE,)) as engine:
+        member = engine.join(device(machine))
+        before = machine.counts()
+        pages = range(1, 8)
+        engine.grow(*pages)
+        member.rank.make_ready(list(pages))
+        calls = machine.calls_since(before)
+        assert calls[machine.calls["zero"]] == len(pages)
+        assert calls[machine.calls["record"]] <= 2  # the background's and the step's
+        assert all(member.is_zero(page) for page in pages)
+
+
 # --- a lost device ---
 
 

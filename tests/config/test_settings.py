@@ -131,7 +131,7 @@ def test_every_key_says_what_it_is() -> None:
     assert list(described) == [field.name for field in fields(Settings)]
     for key in described.values():
         assert key.default and key.allowed and key.meaning.rstrip(")").endswith(".")
-    assert described["page_size"].default == "`2MiB`"
+    assert described["weight"].default == "`100`"
     assert described["headroom"].default == "`0B`"
     assert described["weight"].allowed == "1 to 10,000"
 

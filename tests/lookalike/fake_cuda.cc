@@ -245,8 +245,8 @@ int cuCtxSynchronize() {
   return call("cuCtxSynchronize", kEverything, [] { return kSuccess; });
 }
 
-int cuStreamCreate(Stream** out, unsigned flags) {
-  return call("cuStreamCreate", kEverything, [=] {
+int cuStreamCreateWithPriority(Stream** out, unsigned flags, int) {
+  return call("cuStreamCreateWithPriority", kEverything, [=] {
     *out = machine().add_stream((flags & 1) == 0);
     return kSuccess;
   });

@@ -172,8 +172,8 @@ int hipMemsetAsync(Address address, int value, std::size_t size, void* stream) {
   });
 }
 
-int hipStreamCreateWithFlags(Stream** out, unsigned flags) {
-  return call("hipStreamCreateWithFlags", kEverything, [=] {
+int hipStreamCreateWithPriority(Stream** out, unsigned flags, int) {
+  return call("hipStreamCreateWithPriority", kEverything, [=] {
     *out = machine().add_stream((flags & 1) == 0);
     return kSuccess;
   });

@@ -37,7 +37,7 @@ def test_the_table_has_a_row_a_key(page: Path) -> None:
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("| `2MiB` |", "| `4MiB` |"), ("1 to 10,000", "0 to 10,000"), ("| `weight` |", "| `wait` |")],
+    [("| `100` |", "| `200` |"), ("1 to 10,000", "0 to 10,000"), ("| `weight` |", "| `wait` |")],
 )
 def test_a_stale_table_is_found_and_renewed(
     page: Path, old: str, new: str, capsys: pytest.CaptureFixture[str]

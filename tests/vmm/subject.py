@@ -67,6 +67,7 @@ class Subject:
         self.map_open(address, handle)
         if not self.driver.creates_zeroed():
             self.driver.zero(address, handle.size)
+            self.driver.finish()
 
     def filled(self, address: int, granules: int, value: int) -> Handle:
         """A new handle, mapped at the address, accessible, every byte of it ``value``."""

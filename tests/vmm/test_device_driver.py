@@ -72,7 +72,9 @@ def test_a_device_that_there_is_not_is_refused_by_number(machine: Machine, devic
         machine.driver(device)
 
 
-@pytest.mark.parametrize("name", ["cuInit", "cuDevicePrimaryCtxRetain", "cuStreamCreate"])
+@pytest.mark.parametrize(
+    "name", ["cuInit", "cuDevicePrimaryCtxRetain", "cuStreamCreateWithPriority"]
+)
 def test_a_start_that_fails_takes_nothing(name: str) -> None:
     machine = Machine("cuda", G)
     machine.fail(name, 2)

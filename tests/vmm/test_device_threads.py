@@ -174,20 +174,26 @@ def test_a_forked_child_has_no_effect(machine: Machine, driver: DeviceDriver) ->
 # --- work on streams ---
 
 
-def test_zero_returns_when_the_zeros_are_there(machine: Machine, driver: DeviceDriver) -> None:
-    base = driver.reserve(G)
+@pytest.mark.parametrize("call", ["finish", "unmap"])
+def test_who_needs_the_zeros_waits_for_them(
+    machine: Machine, driver: DeviceDriver, call: str
+) -> None:
+    base = driver.reserve(2 * G)
     subject = Subject(driver)
     subject.filled(base, 1, 0xEE)
+    subject.filled(base + G, 1, 0xEE)
     ours = machine.last_stream()
     machine.hold(ours)
     queries = machine.counts().get(machine.calls["query"], 0)
+    driver.zero(base, G)
+    assert machine.counts().get(machine.calls["query"], 0) == queries
     ended = threading.Event()
 
-    def zero() -> None:
-        driver.zero(base, G)
+    def need() -> None:
+        driver.finish() if call == "finish" else driver.unmap(base + G, G)
         ended.set()
 
-    thread = threading.Thread(target=zero)
+    thread = threading.Thread(target=need)
     thread.start()
     while machine.counts().get(machine.calls["query"], 0) < queries + 3:
         assert not ended.wait(0.001)
@@ -205,6 +211,7 @@ def test_zeroing_waits_for_no_other_stream(machine: Machine, driver: DeviceDrive
         machine.hold(stream)
         machine.touch(stream, base, G)
     driver.zero(base, G)
+    driver.finish()
     for stream in streams:
         machine.hold(stream, False)
 

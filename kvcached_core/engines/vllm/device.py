@@ -26,6 +26,9 @@ class Device(ABC):
     """Torch's name of the kind of device."""
     granularity: int
     """Of its driver."""
+    page_size: int
+    """Of pages where the settings name none: what a mapping costs there, against what a page holds
+    beyond its use."""
     key: str
     """Of its budget's record, the same in every process and container that sees this device."""
 
@@ -58,6 +61,7 @@ class HostDevice(Device):
 
     tensor_type = "cpu"
     granularity = HOST_GRANULARITY
+    page_size = 2 << 20
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -86,6 +90,7 @@ class CudaDevice(Device):
 
     tensor_type = "cuda"
     granularity = 2 << 20  # of every device so far; the driver is held against it
+    page_size = 32 << 20
 
     def __init__(self, settings: Settings, logical_index: int) -> None:
         """`logical_index` as vLLM counts: among the devices that this engine was given."""

@@ -75,11 +75,12 @@ def geometry_of(
     vllm_config: VllmConfig, settings: Settings, configs: list[KVCacheConfig]
 ) -> Geometry:
     """The pages of an engine whose ranks have these configurations."""
+    device = device_of(vllm_config, settings, 0)
     return Geometry(
         block_bytes=tuple(block_bytes(config) for config in configs),
         request_blocks=request_blocks(vllm_config, configs[0]),
-        page_size=settings.page_size,
-        granularity=device_of(vllm_config, settings, 0).granularity,
+        page_size=device.page_size if settings.page_size is None else settings.page_size,
+        granularity=device.granularity,
     )
 
 
