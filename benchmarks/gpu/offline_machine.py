@@ -42,8 +42,10 @@ class Gpu:
     def about(self) -> dict[str, str | int | None]:
         """Names and sizes for the result."""
         lines = self._query("gpu=name,memory.total,driver_version")
-        words = [word.strip() for word in lines[0].split(",")] if lines else []
-        found = dict(zip(("gpu", "gpu_mib", "driver"), words or [None] * 3, strict=True))
+        keys = ("gpu", "gpu_mib", "driver")
+        found: dict[str, str | int | None] = dict.fromkeys(keys)
+        if lines:
+            found |= zip(keys, (word.strip() for word in lines[0].split(",")), strict=True)
         return {**found, "why": self.why, "cpus": len(os.sched_getaffinity(0))}
 
     def _query(self, what: str) -> list[str]:
