@@ -1,32 +1,44 @@
 #!/usr/bin/env python3
-"""Offline throughput of static and elastic storage on one GPU, interleaved; writes JSON.
+"""Offline throughput of several engines that live on one GPU at the same time; writes JSON.
 
-    python benchmarks/gpu/offline.py OUT.json [--runner second] [--layout per-layer]
-        [--repeats 3] [--requests 512] [--set KEY=VALUE ...]
+    python benchmarks/gpu/offline.py OUT.json --engine static=static \\
+        --engine bm32=kvcached,page_size=32MiB \\
+        --engine pl=kvcached,layout=per-layer,page_size=64MiB \\
+        --engine peer=peer,contiguous=false
 
 Llama-3.1-8B's shape with dummy weights (for speed only: they give nearly every prompt the same
-tokens), 512 requests of 512 tokens in and 128 out, no prefix cache. Each measurement is an engine
-in a process of its own, static and elastic in turn; one engine generates `--rounds` times, and its
-figure is the median. The figure of a mode is the median over its engines; what static differs from
-itself by is the noise. `--set` adds settings of the elastic storage.
+tokens), 512 requests of 512 tokens in and 128 out, no prefix cache. The engines generate one after
+another, round by round, so that whatever drifts, drifts for all. The figure of an engine is the
+median of its rounds; the noise is how far the first engine's own rounds are from theirs.
+
+An engine is NAME=MODE,key=value,... or NAME={"mode": MODE, "key": value, ...}. Modes: `static`;
+`kvcached` with the settings of the elastic storage; `peer`, upstream's kvcached (first model runner
+only), which must be installed beside the fork. See offline_spec.py for the keys of every mode.
+
+All must fit: on 140 GiB static and one elastic engine with 512 requests (128 KiB a token), or
+four engines with `--requests 256 --static-cache 21GiB`. An elastic engine that has too little
+memory is slower, and shows it in `refused`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import random
-import statistics
-import subprocess
+import shlex
+import signal
 import sys
 import tempfile
-import time
-from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
-SHAPE: dict[str, Any] = {
+from offline_machine import Gpu, versions
+from offline_report import summary
+from offline_run import Plan, Run
+from offline_spec import RUNNERS, Common, Spec, parse_spec
+
+from kvcached_core.config import parse_size
+
+SHAPE = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "vocab_size": 128256,
@@ -45,157 +57,100 @@ SHAPE: dict[str, Any] = {
     "bos_token_id": 128000,
     "eos_token_id": 128001,
 }
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",
-}
-RUNNERS = {"first": "0", "second": "1"}
-DEADLINE_S = 400  # an engine that compiles needs 80 to start
+CHILD = [sys.executable, str(Path(__file__).with_name("offline_child.py"))]
 
 
-def used_mib() -> int:
-    """Of the whole device."""
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    return int(
-        subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = made.add_argument
+    add("out", type=Path)
+    add("--engine", action="append", required=True, metavar="NAME=SPEC", help="the first: baseline")
+    add("--runner", choices=sorted(RUNNERS), default="second")
+    add("--rounds", type=int, default=5)
+    add("--requests", type=int, default=512)
+    add("--prompt", type=int, default=512, help="tokens")
+    add("--output", type=int, default=128, help="tokens")
+    add("--static-cache", default="41GiB", help="KV cache of static; the others' limit, addresses")
+    add("--utilization", type=float, default=0.3, help="share that must be free at static's start")
+    add("--env", action="append", default=[], metavar="K=V", help="for all engines")
+    add("--engine-args", type=json.loads, default={}, metavar="JSON", help="of LLM, for all")
+    add("--model", type=Path, help="a folder; default: one of Llama-3.1-8B's shape")
+    add("--log", type=Path, default=Path(tempfile.gettempdir()), help="folder of the engines' logs")
+    start = made.add_mutually_exclusive_group()
+    start.add_argument("--warm", action="store_true", help="first alone: it fills compile caches")
+    start.add_argument("--serial", action="store_true", help="each starts alone")
+    add("--settle", type=float, default=2, help="seconds from a round's end to the next one")
+    add("--start-deadline", type=float, default=400, help="seconds")
+    add("--round-deadline", type=float, default=120, help="seconds")
+    add("--grace", type=float, default=10, help="seconds from SIGTERM to SIGKILL")
+    add("--child-command", default=shlex.join(CHILD), help="what obeys as offline_child.py does")
+    return made
+
+
+def specs_of(arguments: argparse.Namespace) -> list[Spec]:
+    """Raises ValueError."""
+    common = Common(
+        arguments.runner,
+        parse_size(arguments.static_cache, "--static-cache"),
+        arguments.utilization,
+        dict(pair.split("=", 1) for pair in arguments.env),
+        arguments.engine_args,
+    )
+    specs = [parse_spec(text, common) for text in arguments.engine]
+    if len({spec.name for spec in specs}) != len(specs):
+        raise ValueError("--engine: two engines have the same name")
+    return specs
+
+
+def plan_of(arguments: argparse.Namespace, model: Path, engines: int) -> Plan:
+    return Plan(
+        model=model,
+        vocabulary=json.loads((model / "config.json").read_text())["vocab_size"],
+        child=shlex.split(arguments.child_command),
+        log=arguments.log,
+        alone=engines if arguments.serial else int(arguments.warm),
+        rounds=arguments.rounds,
+        requests=arguments.requests,
+        prompt=arguments.prompt,
+        output=arguments.output,
+        settle_s=arguments.settle,
+        start_s=arguments.start_deadline,
+        round_s=arguments.round_deadline,
+        grace_s=arguments.grace,
     )
 
 
-def measure(job: dict[str, Any]) -> dict[str, Any]:
-    """One engine, in this process: MiB of the device, seconds, tokens a second."""
-    before = used_mib()
-    from vllm import LLM, SamplingParams  # noqa: PLC0415 - only the child has an engine
-
-    began = time.monotonic()
-    llm = LLM(
-        job["model"],
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        max_model_len=8192,
-        enable_prefix_caching=False,
-        seed=0,
-        **job["engine"],
-    )
-    found: dict[str, Any] = {"start_s": round(time.monotonic() - began, 1)}
-    found["mib"] = {"before": before, "idle": used_mib()}
-    draw = random.Random(0)
-    sampling = SamplingParams(
-        max_tokens=job["output"], temperature=0, ignore_eos=True, detokenize=False
-    )
-
-    def generate(requests: int) -> float:
-        prompts = [
-            {"prompt_token_ids": [draw.randrange(1000, 100000) for _ in range(job["prompt"])]}
-            for _ in range(requests)
-        ]
-        start = time.monotonic()
-        llm.generate(prompts, sampling, use_tqdm=False)
-        return requests * (job["prompt"] + job["output"]) / (time.monotonic() - start)
-
-    generate(8)
-    found["tokens_per_s"] = [round(generate(job["requests"])) for _ in range(job["rounds"])]
-    found["mib"]["end"] = used_mib()
-    time.sleep(2)
-    found["mib"]["2 s later"] = used_mib()
-    return found
+def interrupted(number: int, frame: FrameType | None) -> None:
+    for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(each, signal.SIG_IGN)  # the engines are being ended
+    sys.exit(128 + number)
 
 
-def engine_of(mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    if mode == "static":
-        return {"gpu_memory_utilization": arguments.utilization}
-    layout = {"layout": arguments.layout} if arguments.layout else {}
-    settings = dict(pair.split("=", 1) for pair in arguments.set)
-    return {
-        "gpu_memory_utilization": arguments.utilization,
-        "kv_storage_backend": "kvcached",
-        "kv_storage_config": {**layout, **settings},
-    }
-
-
-def run(mode: str, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    given, made = folder / "job.json", folder / "result.json"
-    made.unlink(missing_ok=True)
-    job = {key: getattr(arguments, key) for key in ("requests", "prompt", "output", "rounds")}
-    given.write_text(
-        json.dumps({"model": str(folder), "engine": engine_of(mode, arguments), **job})
-    )
-    environment = {
-        **os.environ,
-        **ENVIRONMENT,
-        "VLLM_USE_V2_MODEL_RUNNER": RUNNERS[arguments.runner],
-    }
-    log = arguments.log / f"{arguments.runner}-{mode}.log"
-    with log.open("a") as out:
-        subprocess.run(
-            [sys.executable, __file__, "--child", str(given), str(made)],
-            env=environment,
-            stdout=out,
-            stderr=out,
-            timeout=DEADLINE_S,
-            check=False,
-        )
-    if not made.exists():
-        raise SystemExit(f"{mode} failed:\n" + "\n".join(log.read_text().splitlines()[-60:]))
-    return {"mode": mode, **json.loads(made.read_text())}
-
-
-def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    medians = {
-        mode: [statistics.median(r["tokens_per_s"]) for r in runs if r["mode"] == mode]
-        for mode in ("static", "elastic")
-    }
-    static, elastic = (statistics.median(values) for values in medians.values())
-    noise = max(abs(value / static - 1) for value in medians["static"])
-    return {
-        "medians": medians,
-        "elastic/static": round(elastic / static, 4),
-        "noise": round(noise, 4),
-    }
-
-
-def versions() -> dict[str, str]:
-    wanted = ("kvcached", "vllm", "torch", "triton")
-    found = {d.metadata["Name"]: d.version for d in distributions() if d.metadata["Name"]}
-    return {name: found[name] for name in sorted(found) if name.startswith(wanted)}
-
-
-def main() -> None:
-    if sys.argv[1:2] == ["--child"]:
-        job = json.loads(Path(sys.argv[2]).read_text())
-        Path(sys.argv[3]).write_text(json.dumps(measure(job)))
-        return
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--runner", choices=sorted(RUNNERS), default="second")
-    parser.add_argument("--layout", default="")
-    parser.add_argument("--repeats", type=int, default=3, help="engines a mode")
-    parser.add_argument("--rounds", type=int, default=2, help="generations an engine")
-    parser.add_argument("--requests", type=int, default=512)
-    parser.add_argument("--prompt", type=int, default=512)
-    parser.add_argument("--output", type=int, default=128)
-    parser.add_argument("--utilization", type=float, default=0.5)
-    parser.add_argument("--log", type=Path, default=Path(tempfile.gettempdir()))
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    arguments = parser.parse_args()
-    folder = Path(tempfile.mkdtemp())
-    (folder / "config.json").write_text(json.dumps(SHAPE))
-    runs = []
-    for _ in range(arguments.repeats):
-        for mode in ("static", "elastic"):
-            runs.append(run(mode, arguments, folder))
-            print(json.dumps(runs[-1]), flush=True)
-    result = {
-        "command": sys.argv,
-        "versions": versions(),
-        "summary": summary(runs),
-        "runs": runs,
-    }
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-    print("RESULT", json.dumps(result["summary"]), flush=True)
+def main() -> int:
+    arguments = parser().parse_args()
+    try:
+        specs = specs_of(arguments)
+    except ValueError as error:
+        parser().error(str(error))
+    arguments.log.mkdir(parents=True, exist_ok=True)
+    for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(each, interrupted)
+    gpu = Gpu()
+    head = {"command": sys.argv, "machine": gpu.about(), "versions": versions()}
+    with tempfile.TemporaryDirectory() as folder:
+        model = arguments.model or Path(folder)
+        if not arguments.model:
+            (model / "config.json").write_text(json.dumps(SHAPE))
+        run = Run(plan_of(arguments, model, len(specs)), specs, gpu, arguments.out, head)
+        try:
+            run.measure()
+        finally:
+            run.close()
+            print("RESULT", json.dumps(summary(run.records)), flush=True)
+    return 1 if any(record["failed"] for record in run.records.values()) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""The engines that offline.py compares: `NAME=SPEC` as arguments of LLM and an environment."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvcached_core.config import parse_settings, parse_size
+
+RUNNERS = {"first": "0", "second": "1"}  # of VLLM_USE_V2_MODEL_RUNNER
+MODES = ("static", "kvcached", "peer")
+# What switches upstream's kvcached on. No other engine may inherit it.
+PEER_SWITCHES = {"ENABLE_KVCACHED": "true", "KVCACHED_AUTOPATCH": "1"}
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # a function is sent to the worker for its counters
+}
+ENGINE: dict[str, Any] = {
+    "load_format": "dummy",
+    "skip_tokenizer_init": True,
+    "max_model_len": 8192,
+    "enable_prefix_caching": False,
+    "seed": 0,
+}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # becomes a file name
+
+
+@dataclass(frozen=True)
+class Common:
+    """What holds for every engine unless its own spec says otherwise."""
+
+    runner: str
+    cache: int
+    """Bytes. Static's KV cache; of the others addresses and limit."""
+    utilization: float
+    """With a cache of a given size vLLM only asks at start whether this share of the device is
+    free; an elastic engine is not even asked."""
+    environment: Mapping[str, str]
+    engine: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One engine. Raised where a spec is made: ValueError, naming the engine."""
+
+    name: str
+    mode: str
+    runner: str
+    engine: dict[str, Any]
+    """Arguments of LLM, beside the model."""
+    environment: dict[str, str]
+    """On top of what `inherited` leaves of the parent's."""
+
+    def inherited(self, parent: Mapping[str, str]) -> dict[str, str]:
+        """The environment of the engine's process."""
+        kept = {key: value for key, value in parent.items() if key not in PEER_SWITCHES}
+        return {**kept, **self.environment}
+
+
+def parse_spec(text: str, common: Common) -> Spec:
+    """From `NAME=MODE[,key=value...]` or `NAME={"mode": MODE, ...}`.
+
+    Keys of every mode: `runner`, `cache`, `utilization`, `env.VARIABLE`, `engine.ARGUMENT` (of
+    LLM); of `peer` also `contiguous`; of `kvcached` also all settings of the elastic storage.
+    """
+    name, _, given = text.partition("=")
+    try:
+        if not _NAME.fullmatch(name):
+            raise ValueError("a name is letters, digits, '.', '_' and '-'")
+        keys = json.loads(given) if given.startswith("{") else _pairs(given)
+        return _spec(name, keys, common)
+    except ValueError as error:
+        raise ValueError(f"--engine {text}: {error}") from None
+
+
+def _pairs(text: str) -> dict[str, Any]:
+    mode, *rest = text.split(",")
+    pairs = [pair.partition("=") for pair in rest]
+    if lacking := [key for key, equals, _ in pairs if not equals]:
+        raise ValueError(f"{lacking[0]!r} is no key=value")
+    raw = {key: value for key, _, value in pairs}
+    return {"mode": mode, **{k: v if k.startswith("env.") else _value(v) for k, v in raw.items()}}
+
+
+def _value(text: str) -> Any:
+    """A number, true, false, or the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _spec(name: str, keys: dict[str, Any], common: Common) -> Spec:
+    mode = keys.pop("mode", None)
+    if mode not in MODES:
+        raise ValueError(f"mode {mode!r} is none of {', '.join(MODES)}")
+    own = {key[4:]: str(keys.pop(key)) for key in list(keys) if key.startswith("env.")}
+    given = {key[7:]: keys.pop(key) for key in list(keys) if key.startswith("engine.")}
+    runner = keys.pop("runner", "first" if mode == "peer" else common.runner)
+    if runner not in RUNNERS or (mode == "peer" and runner != "first"):
+        raise ValueError(f"runner {runner!r}: {'first' if mode == 'peer' else ', '.join(RUNNERS)}")
+    cache = parse_size(keys.pop("cache", common.cache), "cache")
+    engine = {
+        **ENGINE,
+        "gpu_memory_utilization": keys.pop("utilization", common.utilization),
+        "kv_cache_memory_bytes": cache,
+        **common.engine,
+        **given,
+    }
+    environment = {**ENVIRONMENT, "VLLM_USE_V2_MODEL_RUNNER": RUNNERS[runner]}
+    if mode == "peer":
+        contiguous = str(keys.pop("contiguous", True)).lower()
+        environment |= {**PEER_SWITCHES, "KVCACHED_CONTIGUOUS_LAYOUT": contiguous}
+    if mode == "kvcached":
+        settings = {"limit": cache, **keys}
+        parse_settings(settings, "kvcached")  # else the engine would refuse half a minute later
+        engine |= {"kv_storage_backend": "kvcached", "kv_storage_config": settings}
+    elif keys:
+        raise ValueError(f"{mode} has no key {', '.join(sorted(keys))}")
+    return Spec(name, mode, runner, engine, {**environment, **common.environment, **own})
