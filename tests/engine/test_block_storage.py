@@ -503,6 +503,44 @@ def test_a_risen_reserve_leaves_the_floors_of_others_alone(make: Make) -> None:
     assert one.lease == 9 * PAGE  # six in use, and of a reserve of five what is left
 
 
+def test_the_reserve_is_filled_from_a_neighbours_prefixes_before_anybody_is_short(
+    make: Make,
+) -> None:
+    one, two = make("one", pages=10), make("two", pages=10, reserve_pages=2, caching=False)
+    one.finish(one.admit(tokens(8 * PER_PAGE)) or 0)
+    one.step()
+    assert two.admit(tokens(PER_PAGE - 1)) is not None  # beside the null block
+    two.step()
+    assert two.ledger.empty_pages() == 0 == two.storage.supply._free_pages()
+
+    def turn() -> bool:
+        one.rest()
+        one.settle()
+        two.step()
+        two.settle()
+        return two.ledger.empty_pages() == 2
+
+    until(turn, "a reserve")
+    calls = two.count_segment_calls()
+    assert two.admit(tokens(2 * PER_PAGE, seed=1)) is not None
+    assert "wait_progress" not in calls and "request" not in calls
+    two.clear()
+    two.rest()
+    until(lambda: two.want == 0, "the end of the wish")
+
+
+def test_a_reserve_that_no_neighbour_can_give_is_not_wished_for(make: Make) -> None:
+    one, two = make("one", pages=8), make("two", pages=8, reserve_pages=2, caching=False)
+    assert one.admit(tokens(6 * PER_PAGE)) is not None
+    one.step()
+    assert two.admit(tokens(PER_PAGE - 1)) is not None
+    for _ in range(3):
+        two.step()
+        two.settle()
+    assert two.storage.supply.reserve_wish() == 0 == two.want
+    assert two.ledger.empty_pages() == 0
+
+
 # --- growth instead of eviction ---
 
 

@@ -181,9 +181,11 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         # A request that waits may need more than the reserve.
         surplus = 0 if self._short_pages else supply.surplus_pages()
         pages = ledger.retire_empty(max(given, surplus))
+        wish = self._short_pages
         if not given and ledger.num_used():
             supply.grow(0, 0)
-        supply.publish_wish(self._short_pages)
+            wish = max(wish, supply.reserve_wish())
+        supply.publish_wish(wish)
         supply.publish_idle(resting=False)
         return pages
 

@@ -102,6 +102,14 @@ class Supply:
         if pages:
             self.segment.request(pages)
 
+    def reserve_wish(self) -> int:
+        """Pages that the reserve lacks and only a neighbour can give: asked for ahead, so that a
+        request finds them. What could be had by evicting prefixes here lacks nothing."""
+        missing = self._policy.mark - self.unused_pages() - self.segment.outstanding()
+        if missing <= 0:
+            return 0
+        return max(0, min(missing, self._reachable_pages() - self._free_pages()))
+
     def is_growing(self) -> bool:
         """Whether a rank has yet to answer."""
         return self.segment.outstanding() > 0
