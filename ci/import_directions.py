@@ -19,6 +19,7 @@ PACKAGE = "kvcached_core"
 # From the top down; parts of one row do not import each other.
 LAYERS = (
     ("engines",),
+    ("instance",),
     ("controller", "control"),
     ("pool",),
     ("txn",),

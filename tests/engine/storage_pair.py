@@ -29,7 +29,7 @@ from vllm.v1.request import Request
 from kvcached_core.budget import Budget, Rank, Segment, create_segment, open_host_budget
 from kvcached_core.config import parse_settings
 from kvcached_core.engines.vllm.block_storage import KvcachedBlockStorage
-from kvcached_core.engines.vllm.plan import StoragePlan
+from kvcached_core.instance.plan import StoragePlan
 from kvcached_core.vmm import HOST_GRANULARITY, Arena, FaultyDriver, HostDriver
 
 BLOCK_TOKENS = 2

@@ -12,7 +12,8 @@ import torch
 from kvcached_core.budget import CapacityConflict
 from kvcached_core.config import parse_settings
 from kvcached_core.engines.vllm import device as device_module
-from kvcached_core.engines.vllm.device import Device, device_of, is_served
+from kvcached_core.engines.vllm.device import device_of, is_served
+from kvcached_core.instance.device import Device
 from kvcached_core.vmm import HOST_GRANULARITY
 
 pytestmark = [pytest.mark.engine]

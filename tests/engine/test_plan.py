@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcached_core.engines.vllm.plan import choose_blocks_per_page, page_memory
+from kvcached_core.instance.plan import choose_blocks_per_page, page_memory
 
 pytestmark = [pytest.mark.engine]
 

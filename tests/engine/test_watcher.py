@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvcached_core.budget import Budget
-from kvcached_core.engines.vllm.watcher import Watcher
+from kvcached_core.instance.watcher import Watcher
 
 pytestmark = pytest.mark.engine
 

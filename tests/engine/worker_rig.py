@@ -24,8 +24,8 @@ from vllm.v1.kv_storage import KVStorageUpdate, allocate_kv_tensor, kv_allocatio
 from engine.storage_pair import until
 from kvcached_core.budget import Segment, remove_segment
 from kvcached_core.engines.vllm.backend import KvcachedBackend, settings_of
-from kvcached_core.engines.vllm.plan import StoragePlan
 from kvcached_core.engines.vllm.worker_storage import KvcachedWorkerStorage
+from kvcached_core.instance.plan import StoragePlan
 from kvcached_core.vmm import readable_bytes
 
 LAYERS = 3

@@ -15,11 +15,11 @@ from vllm.v1.kv_storage import KVBlockStorage, KVStorageUpdate
 
 from kvcached_core.config import format_size
 from kvcached_core.engines.vllm.log import logger
-from kvcached_core.engines.vllm.plan import StoragePlan
 from kvcached_core.engines.vllm.queue import LedgerQueue
 from kvcached_core.engines.vllm.recorder import Recorder, RecordingQueue, log_path
-from kvcached_core.engines.vllm.supply import Supply
-from kvcached_core.engines.vllm.watcher import Watcher
+from kvcached_core.instance.plan import StoragePlan
+from kvcached_core.instance.supply import Supply
+from kvcached_core.instance.watcher import Watcher
 from kvcached_core.pool import Ledger
 from kvcached_core.provenance.vllm import provenance
 
@@ -35,7 +35,7 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         super().__init__()
         self.plan = plan
         self.ledger = Ledger(plan.num_blocks, plan.blocks_per_page)
-        self.supply = Supply(plan, self.ledger)
+        self.supply = Supply(plan, self.ledger, logger)
         self._per_page = plan.blocks_per_page
         self._bound = _bound_in_pages(plan)
         self._short_pages = 0  # of this pass

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvcached_core.engines.vllm.plan import choose_blocks_per_page, page_memory
 from kvcached_core.engines.vllm.room import Need
+from kvcached_core.instance.plan import choose_blocks_per_page, page_memory
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from kvcached_core.budget import create_segment, default_directory
 from kvcached_core.config import Settings
 from kvcached_core.engines.vllm.device import device_of
 from kvcached_core.engines.vllm.geometry import Geometry
-from kvcached_core.engines.vllm.plan import StoragePlan
 from kvcached_core.engines.vllm.room import Room, check_room
 from kvcached_core.engines.vllm.support import check_groups
+from kvcached_core.instance.plan import StoragePlan
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from kvcached_core.config import format_size
 from kvcached_core.engines.vllm.log import logger
-from kvcached_core.engines.vllm.plan import StoragePlan
 from kvcached_core.engines.vllm.queue import LedgerQueue
+from kvcached_core.instance.plan import StoragePlan
 from kvcached_core.pool import Ledger
 from kvcached_core.pool.allocation_log import Header, LogWriter
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from kvcached_core.budget import Rank, Segment
 from kvcached_core.config import format_size
-from kvcached_core.engines.vllm.plan import StoragePlan
+from kvcached_core.instance.plan import StoragePlan
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput

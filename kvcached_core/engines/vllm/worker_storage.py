@@ -17,12 +17,13 @@ from vllm.v1.kv_storage import KVWorkerStorage
 from kvcached_core.budget import Budget, Grant, Rank, Segment, remove_segment
 from kvcached_core.config import Settings, format_size
 from kvcached_core.engines.vllm.attention import check_attention
-from kvcached_core.engines.vllm.device import Device, device_of
+from kvcached_core.engines.vllm.device import device_of
 from kvcached_core.engines.vllm.log import logger
-from kvcached_core.engines.vllm.plan import StoragePlan
 from kvcached_core.engines.vllm.planner import directory_of, geometry_of_layers, room_of
 from kvcached_core.engines.vllm.room import check_room
 from kvcached_core.engines.vllm.warmup import WarmupPages
+from kvcached_core.instance.device import Device
+from kvcached_core.instance.plan import StoragePlan
 from kvcached_core.provenance.vllm import provenance
 from kvcached_core.vmm import Arena, Driver
 

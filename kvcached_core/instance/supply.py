@@ -8,12 +8,12 @@ requests and no prefix cache. All methods run in the engine core's thread.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from kvcached_core.budget import Segment, open_device_budget, remove_segment
-from kvcached_core.engines.vllm.log import logger
-from kvcached_core.engines.vllm.plan import StoragePlan
-from kvcached_core.engines.vllm.waits import Deadline
+from kvcached_core.instance.plan import StoragePlan
+from kvcached_core.instance.waits import Deadline
 from kvcached_core.pool import GrowthPolicy, Ledger
 
 # An engine in which nothing can run looks again at least this often.
@@ -25,8 +25,9 @@ class Supply:
     """RuntimeError from any call that settles, once a rank reports a failure after which blocks
     might be lost: the engine then stops instead of serving wrong data."""
 
-    def __init__(self, plan: StoragePlan, ledger: Ledger) -> None:
+    def __init__(self, plan: StoragePlan, ledger: Ledger, log: logging.Logger) -> None:
         self._plan = plan
+        self._log = log
         self._ledger = ledger
         self._policy = GrowthPolicy(plan.settings.reserve_pages)
         self._page_bytes = plan.page_bytes  # at most
@@ -134,7 +135,7 @@ class Supply:
             epoch, pages, aborted = self._retiring.pop(0)
             lost = [p for p in (*pages, *aborted) if self.segment.is_quarantined(p)]
             if lost:
-                logger.error("KV storage: %d pages lost to a driver error", len(lost))
+                self._log.error("KV storage: %d pages lost to a driver error", len(lost))
                 self._ledger.quarantine(lost)
             gone = [p for p in pages if p not in lost]
             failed = [p for p in aborted if p not in lost]
