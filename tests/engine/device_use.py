@@ -20,19 +20,25 @@ PATIENCE_S = 30.0
 def gpu_key() -> str:
     """Of the budget of the first GPU that this process may use."""
     index = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    return f"cuda:{_nvidia_smi(index, 'uuid')}"
+    command = ["nvidia-smi", "-i", index, "--query-gpu=uuid", "--format=csv,noheader"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return f"cuda:{found.strip()}"
 
 
 def device_used(key: str, pids: list[int]) -> int:
     """Bytes: of a GPU all that is used, by whomever; of the host what drivers of `pids` hold."""
     if key.startswith("cuda:"):
-        return int(_nvidia_smi(key.removeprefix("cuda:"), "memory.used")) << 20
+        return _gpu_used(key.removeprefix("cuda:"))
     return sum(memfd_bytes(pid) for pid in pids)
 
 
-def _nvidia_smi(device: str, field: str) -> str:
-    command = ["nvidia-smi", "-i", device, f"--query-gpu={field}", "--format=csv,noheader,nounits"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+def _gpu_used(uuid: str) -> int:
+    # In microseconds and without a context there: nvidia-smi takes longer than members keep still.
+    from vllm.third_party import pynvml
+
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ class Scale:
 
     page: int
     capacity: int
-    """Less than either engine would use if it had all it asks for."""
+    """Less than an engine takes that is asked `many` requests alone."""
     few: int
     many: int
     weights: int
@@ -36,11 +36,11 @@ class Scale:
 
 GPU = Scale(
     page=2 * MIB,
-    capacity=2 * GIB,
+    capacity=5 * GIB,  # at start it holds what both claim for activations and graphs too
     few=20,
     many=600,
     weights=4 * GIB,
-    noise=16 * MIB,  # smaller than a page a cycle, over 20 cycles
+    noise=32 * MIB,  # some segments of torch's; less than a page a cycle over 20 cycles
     sleeper={"enable_sleep_mode": True},
     environment={"VLLM_USE_V2_MODEL_RUNNER": "1"},
 )

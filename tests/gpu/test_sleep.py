@@ -11,7 +11,7 @@ import pytest
 
 from engine.beside import ROUND
 from engine.device_use import device_used
-from engine.processes import Engines, Run
+from engine.processes import DEADLINE_S, Engines, Run
 from engine.runner import READY
 from gpu.conftest import ENGINE, Note
 from gpu.scale import SCALE, device_key
@@ -42,9 +42,9 @@ class Story:
         self.directory = Path(engines.storage(BUDGET)["budget_dir"])
         self.key = device_key(BUDGET)
         self.before = device_used(self.key, [])
-        gate, stop = folder / "gate", folder / "stop"
-        busy = {**job(SCALE.many // 3), "busy": str(stop)}
-        sleeper = {**job(SCALE.few, **SCALE.sleeper), "gate": str(gate), "cycles": CYCLES}
+        stop, gates = folder / "stop", {name: folder / name for name in "ab"}
+        busy = {**job(SCALE.many // 2), "busy": str(stop), "gate": str(gates["b"])}
+        sleeper = {**job(SCALE.few, **SCALE.sleeper), "cycles": CYCLES, "gate": str(gates["a"])}
         started = {
             "b": engines.start_elastic("busy", {**SHARED, "name": "b"}, **busy),
             "a": engines.start_elastic(
@@ -55,12 +55,14 @@ class Story:
             ),
         }
         try:
+            for engine in started.values():
+                engine.wait_for_log(READY)
+            gates["b"].touch()
             started["b"].wait_for_log(ROUND)  # it has taken what it needs beside its cache
-            started["a"].wait_for_log(READY)
-            gate.touch()
-            started["a"].process.wait()
+            gates["a"].touch()
+            started["a"].process.wait(DEADLINE_S)
             stop.touch()
-            started["b"].process.wait()
+            started["b"].process.wait(DEADLINE_S)
         finally:
             for engine in started.values():
                 engine.kill()
