@@ -68,6 +68,10 @@ def size(text: str) -> int:
     return int(text)
 
 
+def setting(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
 def server_arguments(a: argparse.Namespace, model: int, folder: Path) -> list[str]:
     words = [str(folder), "--served-model-name", "m", "--load-format", "dummy"]
     words += ["--skip-tokenizer-init", "--stream-interval", str(a.stream_interval)]
@@ -80,7 +84,7 @@ def server_arguments(a: argparse.Namespace, model: int, folder: Path) -> list[st
             "budget_dir": str(folder / "budget"),
             "capacity": a.models * size(a.kv),
             "name": f"model-{model}",
-            **dict(pair.split("=", 1) for pair in a.set),
+            **{key: setting(value) for key, value in (pair.split("=", 1) for pair in a.set)},
         }
         words += ["--kv-storage-backend", "kvcached"]
         words += ["--kv-storage-config", json.dumps(settings)]
