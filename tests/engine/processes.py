@@ -175,6 +175,7 @@ class Engines:
     def start_elastic(self, name: str, storage: dict[str, Any], **job: Any) -> Started:
         """Such a run, started and not waited for; the caller ends it."""
         env = self.environment(in_process=job.pop("in_process", False))
+        env.update(job.get("environment", {}))
         return self.spawn(name, self._elastic_job(name, storage, job), env)
 
     def _elastic_job(

@@ -9,8 +9,10 @@ before the work that reads them is done; ``neighbour``, what another member of t
 once the engine is idle; ``gate``, a file that is waited for before the first
 request; ``rounds``, how often the workload is repeated; ``bursts``, how many short bursts follow;
 ``sleeps``, how many requests are running at each sleep that follows; ``reset``, whether to drop the
-prefix cache at the end; ``logprobs``, whether to tell, as ``gaps``, by how much each token was
-likelier than the next best one (difference of logarithms).
+prefix cache at the end; ``busy``, a file until which the workload is repeated; ``cycles``, how
+often to sleep and wake with nothing running, looking at the device behind ``record`` (directory and
+key); ``logprobs``, whether to tell, as ``gaps``, by how much each token was likelier than the next
+best one (difference of logarithms).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engine import observe, workload
+from engine import beside, observe, workload
 
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
@@ -119,6 +121,10 @@ def _after(
     if job.get("sleeps"):
         result["sleeps"] = [_sleep(llm, requests[0][:n], memory) for n in job["sleeps"]]
         result["tokens_awake"] = tokens()
+    if job.get("busy"):
+        result["busy"] = beside.busy(tokens, Path(job["busy"]))
+    if job.get("cycles"):
+        result["cycles"] = beside.cycles(llm, tokens, job["cycles"], job["record"])
     if job.get("reset"):
         result["reset"] = llm.reset_prefix_cache()
         result["memory_after_reset"] = memory.settle()

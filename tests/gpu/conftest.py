@@ -15,10 +15,14 @@ from typing import Any
 import pytest
 
 from engine.processes import TESTS, Engines
-from support.tiny_model import TinyLlama
+from gpu.scale import REHEARSAL
+from support.tiny_model import DEFAULT, TinyLlama
 
-SHAPE = TinyLlama(layers=32, hidden=2048, heads=32, kv_heads=8, head_dim=64, peaked=0)
-ENGINE: dict[str, Any] = {
+Note = Callable[..., None]
+
+LARGE = TinyLlama(layers=32, hidden=2048, heads=32, kv_heads=8, head_dim=64, peaked=0)
+SHAPE = DEFAULT if REHEARSAL else LARGE
+ON_GPU: dict[str, Any] = {
     "attention_backend": "TRITON_ATTN",
     "block_size": 16,
     "max_num_seqs": 256,
@@ -26,6 +30,7 @@ ENGINE: dict[str, Any] = {
     "kv_cache_memory_bytes": 8 << 30,
     "gpu_memory_utilization": 0.25,  # static's guard at start then leaves room for other engines
 }
+ENGINE: dict[str, Any] = {} if REHEARSAL else ON_GPU
 ENVIRONMENT = {
     # Where the engine was put by hand, it may be found by this path alone.
     "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
@@ -33,6 +38,8 @@ ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "0",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
 }
+if REHEARSAL:
+    ENVIRONMENT = {}
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +48,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
 
 
 @pytest.fixture(scope="session")
-def note() -> Callable[..., None]:
+def note() -> Note:
     """Keeps figures of a test under its name."""
     found: dict[str, Any] = {}
 
