@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 from machine import MIB, describe
-from offline import versions
+from offline_machine import versions
 from rig import LIBRARY, Rig, open_driver, without_zeroing
 
 LEAST = 0.98

@@ -76,7 +76,7 @@ int bare_open(const char* library, int index) {
   if (Result r = cuda->device_get(&device, index)) return r;
   if (Result r = cuda->primary_retain(&context, device)) return r;
   if (Result r = cuda->set_current(context)) return r;
-  if (Result r = cuda->stream_create(&stream, kNonBlocking)) return r;
+  if (Result r = cuda->stream_create(&stream, kNonBlocking, kFirst)) return r;
   return cuda->event_create(&event, kDisableTiming);
 }
 

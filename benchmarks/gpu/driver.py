@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import MIB, describe
-from offline import versions
+from offline_machine import versions
 from rig import LIBRARY, Bare, Rig, open_driver, without_zeroing
 
 from kvcached_core.vmm import Arena, DeviceDriver

@@ -33,7 +33,9 @@ from typing import Any
 
 from compare import compare
 from machine import MIB, Watch, ask_gpu, describe, gpu_used_mib, machine_used_mib, spread
-from offline import ENVIRONMENT, RUNNERS, SHAPE, versions
+from offline import SHAPE
+from offline_machine import versions
+from offline_spec import ENVIRONMENT, RUNNERS
 from servers import Servers
 
 HERE = Path(__file__).resolve().parent
