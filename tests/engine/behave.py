@@ -3,7 +3,8 @@
     python tests/engine/behave.py JOB.json RESULT.json   (with tests/ on PYTHONPATH)
 
 The job: ``model``; ``engine``, arguments of LLM beside the runner's; ``scenarios``, names of
-functions below, in order. The scheduler half and the rank share this process
+functions below, in order; ``delay_cycles``, how much later than it could a CUDA device begins each
+step; ``unfenced``, as the runner's. The scheduler half and the rank share this process
 (VLLM_ENABLE_V1_MULTIPROCESSING=0), so every step is ours to make.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from engine.runner import ENGINE
 class Driver:
     """Adds requests of the workload and steps the engine; remembers the tokens by index."""
 
-    def __init__(self, llm: Any, count: int) -> None:
+    def __init__(self, llm: Any, count: int, stop: Sequence[int] = ()) -> None:
         from vllm import SamplingParams, TokensPrompt
 
         self.engine = llm.llm_engine
@@ -33,7 +35,9 @@ class Driver:
             self.engine.add_request(
                 str(index),
                 TokensPrompt(prompt_token_ids=prompt),
-                SamplingParams(temperature=0, max_tokens=length, ignore_eos=True),
+                SamplingParams(
+                    temperature=0, max_tokens=length, ignore_eos=True, stop_token_ids=list(stop)
+                ),
             )
 
     def step(self) -> None:
@@ -59,7 +63,16 @@ class Driver:
 
 def abort(llm: Any) -> dict[str, Any]:
     """Every fifth step a running request is aborted, alternately the oldest and the newest."""
-    driver = Driver(llm, 120)
+    return _with_aborts(Driver(llm, 120))
+
+
+def hasty(llm: Any) -> dict[str, Any]:
+    """As `abort`, and most answers end by a token. Where steps are scheduled ahead, the next one is
+    under way by then and reads the blocks that are given back."""
+    return _with_aborts(Driver(llm, 200, workload.STOP_TOKENS))
+
+
+def _with_aborts(driver: Driver) -> dict[str, Any]:
     aborted: list[int] = []
     step = 0
     while driver.engine.has_unfinished_requests():
@@ -176,6 +189,10 @@ def main() -> None:
     from vllm import LLM
 
     job = json.loads(Path(sys.argv[1]).read_text())
+    if job.get("delay_cycles"):
+        observe.delay_device(job["delay_cycles"])
+    if job.get("unfenced"):
+        observe.skip_fences()
     llm = LLM(job["model"], **{**ENGINE, **job.get("engine", {})})
     result = {name: globals()[name](llm) for name in job["scenarios"]}
     Path(sys.argv[2]).write_text(json.dumps(result))

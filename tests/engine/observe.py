@@ -99,7 +99,7 @@ def rest(llm: Any) -> None:
     for _ in range(100):
         if not core(llm).scheduler.kv_storage.has_pending_update():
             return
-        core(llm).step()
+        core(llm).step_fn()
     raise AssertionError("the engine spins")
 
 
@@ -208,6 +208,30 @@ class Readable:
         self.most_unmapped = max(self.most_unmapped, storage._plan.num_pages - readable)
         if not min(mapped) <= readable <= max(mapped):
             self.wrong.append((mapped[0], readable, mapped[1]))
+
+
+def delay_device(cycles: int) -> None:
+    """Lets a CUDA device begin the model of every step of this process so many cycles late."""
+    import torch
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    from kvcached_core.engines.vllm.worker_storage import KvcachedWorkerStorage
+
+    begin_step, model_forward = KvcachedWorkerStorage.begin_step, GPUModelRunner._model_forward
+
+    def begin_late(storage: Any, scheduler_output: Any) -> None:
+        begin_step(storage, scheduler_output)
+        second = storage._vllm_config.use_v2_model_runner
+        if second and scheduler_output.total_num_scheduled_tokens:
+            torch.cuda._sleep(cycles)
+
+    def forward_late(runner: Any, *arguments: Any, **more: Any) -> Any:
+        # The first runner waits, before it prepares inputs, until the last step's were copied.
+        torch.cuda._sleep(cycles)
+        return model_forward(runner, *arguments, **more)
+
+    KvcachedWorkerStorage.begin_step = begin_late
+    GPUModelRunner._model_forward = forward_late
 
 
 def skip_fences() -> None:

@@ -8,7 +8,8 @@ The job: ``model``; ``engine``, arguments of LLM beside those below; ``count`` o
 before the work that reads them is done; ``neighbour``, what another member of the budget needs
 once the engine is idle; ``gate``, a file that is waited for before the first
 request; ``rounds``, how often the workload is repeated; ``bursts``, how many short bursts follow;
-``sleeps``, how many requests are running at each sleep that follows; ``reset``, whether to drop the
+``sleeps``, how many requests are running at each sleep that follows; ``adapters``, folders of LoRA
+adapters or null for none: each prompt is asked with each of them; ``reset``, whether to drop the
 prefix cache at the end; ``busy``, a file until which the workload is repeated; ``cycles``, how
 often to sleep and wake with nothing running, looking at the device behind ``record`` (directory and
 key); ``logprobs``, whether to tell, as ``gaps``, by how much each token was likelier than the next
@@ -60,7 +61,9 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if mutant is not None:
         mutant.arm(llm)
     count = job.get("count", 200)
-    prompts = [TokensPrompt(prompt_token_ids=p) for p in workload.prompts(count)]
+    adapters = _adapters(job.get("adapters", [None]))
+    asked = workload.prompts(-(-count // len(adapters)))
+    prompts = [TokensPrompt(prompt_token_ids=p) for p in asked for _ in adapters][:count]
     lengths = workload.output_lengths(count)
     more = {"logprobs": 2} if job.get("logprobs") else {}
     samplings = [
@@ -70,7 +73,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if job.get("gate"):
         _wait_for(Path(job["gate"]))
     began = time.monotonic()
-    outputs = llm.generate(prompts, samplings, use_tqdm=False)
+    loras = (adapters * len(asked))[:count]
+    outputs = llm.generate(prompts, samplings, use_tqdm=False, lora_request=loras)
     result["run_seconds"] = time.monotonic() - began
     result["tokens"] = [list(o.outputs[0].token_ids) for o in outputs]
     if job.get("logprobs"):
@@ -86,6 +90,13 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if mutant is not None:
         result["owners"] = mutant.owners
     return result
+
+
+def _adapters(folders: list[str | None]) -> list[Any]:
+    """vLLM's handle of each."""
+    from vllm.lora.request import LoRARequest
+
+    return [f and LoRARequest(Path(f).name, i, f) for i, f in enumerate(folders, 1)]
 
 
 def _gap(choice: dict[int, Any]) -> float:

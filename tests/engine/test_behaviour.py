@@ -3,6 +3,7 @@
 import pytest
 
 from engine.processes import Engines, Run
+from engine.workload import until_stop
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -27,6 +28,15 @@ def test_an_abort_changes_nobody_elses_tokens(driven: Run, upstream: Run) -> Non
 
 def test_an_abort_frees_what_was_used(driven: Run) -> None:
     assert driven["abort"]["used"] == 0
+
+
+def test_answers_that_end_by_a_token(engines: Engines, upstream: Run) -> None:
+    storage = {"prefix_bound": "0B", "reserve_pages": 0}
+    found = engines.elastic("hasty", storage, in_process=True, scenarios=["hasty"])["hasty"]
+    kept = {int(index): tokens for index, tokens in found["tokens"].items()}
+    assert kept == {index: until_stop(upstream["tokens"][index]) for index in kept}
+    assert sum(len(tokens) < len(upstream["tokens"][index]) for index, tokens in kept.items()) > 50
+    assert len(kept) + len(set(found["aborted"])) == 200 and found["used"] == 0
 
 
 def test_a_reset_in_the_middle_changes_no_tokens(driven: Run, upstream: Run) -> None:

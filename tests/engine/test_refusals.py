@@ -75,6 +75,7 @@ CHANGES: list[tuple[str, str, Any]] = [
     ("--distributed-executor-backend", "parallel_config.distributed_executor_backend", "ray"),
     ("--enable-elastic-ep", "parallel_config.enable_elastic_ep", True),
     ("--kv-offloading-size", "cache_config.kv_offloading_size", 1.0),
+    ("--kv-cache-dtype", "cache_config.cache_dtype", "fp8_per_token_head"),
     ("--kv-transfer-config", "kv_transfer_config", SimpleNamespace()),
     ("--speculative-config", "speculative_config", SimpleNamespace(method="medusa")),
     ("--scheduler-cls", "scheduler_config.scheduler_cls", "mine.Scheduler"),

@@ -6,6 +6,7 @@ import random
 
 VOCABULARY = 256  # byte tokens of the tiny model, after its four special ones
 FIRST_TOKEN = 4
+STOP_TOKENS = range(FIRST_TOKEN, FIRST_TOKEN + VOCABULARY, 10)  # end requests of `hasty`
 
 
 def prompts(count: int = 200, seed: int = 7) -> list[list[int]]:
@@ -23,6 +24,12 @@ def output_lengths(count: int = 200, seed: int = 11) -> list[int]:
     """Tokens to generate for each request, 4 to 48."""
     draw = random.Random(seed)
     return [draw.randrange(4, 49) for _ in range(count)]
+
+
+def until_stop(tokens: list[int]) -> list[int]:
+    """The part of an answer up to the first of STOP_TOKENS, which belongs to it."""
+    end = next((i + 1 for i, token in enumerate(tokens) if token in STOP_TOKENS), None)
+    return tokens[:end]
 
 
 def _tokens(draw: random.Random, length: int) -> list[int]:

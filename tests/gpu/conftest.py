@@ -1,9 +1,3 @@
-"""Engines on a real GPU, over a random model of about a billion float32 weights.
-
-By hand: ``pytest -m gpu tests/gpu``. What was found is also written, as JSON, to the file that
-``KVCACHED_GPU_RESULTS`` names.
-"""
-
 from __future__ import annotations
 
 import json
@@ -14,32 +8,10 @@ from typing import Any
 
 import pytest
 
-from engine.processes import TESTS, Engines
-from gpu.scale import REHEARSAL
-from support.tiny_model import DEFAULT, TinyLlama
+from engine.processes import Engines, Run
+from gpu.load import ENVIRONMENT, RUNNERS, SHAPE, job
 
 Note = Callable[..., None]
-
-LARGE = TinyLlama(layers=32, hidden=2048, heads=32, kv_heads=8, head_dim=64, peaked=0)
-SHAPE = DEFAULT if REHEARSAL else LARGE
-ON_GPU: dict[str, Any] = {
-    "attention_backend": "TRITON_ATTN",
-    "block_size": 16,
-    "max_num_seqs": 256,
-    "max_num_batched_tokens": 2048,
-    "kv_cache_memory_bytes": 8 << 30,
-    "gpu_memory_utilization": 0.25,  # static's guard at start then leaves room for other engines
-}
-ENGINE: dict[str, Any] = {} if REHEARSAL else ON_GPU
-ENVIRONMENT = {
-    # Where the engine was put by hand, it may be found by this path alone.
-    "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
-    "OMP_NUM_THREADS": "8",
-    "TORCHDYNAMO_DISABLE": "0",
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",
-}
-if REHEARSAL:
-    ENVIRONMENT = {}
 
 
 @pytest.fixture(scope="session")
@@ -57,5 +29,23 @@ def note() -> Note:
         print(name, json.dumps(figures))
         if path := os.environ.get("KVCACHED_GPU_RESULTS"):
             Path(path).write_text(json.dumps(found, indent=1) + "\n")
+
+    return keep
+
+
+@pytest.fixture(scope="session", params=sorted(RUNNERS))
+def runner(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def static(engines: Engines, runner: str) -> Run:
+    return engines.run(f"static-{runner}", job(runner))
+
+
+@pytest.fixture
+def figures(note: Callable[..., None], runner: str) -> Callable[..., None]:
+    def keep(name: str, **found: Any) -> None:
+        note(f"{name}, {runner} runner", **found)
 
     return keep

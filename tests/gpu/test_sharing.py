@@ -13,9 +13,9 @@ from engine.device_use import Watch
 from engine.processes import DEADLINE_S, Engines, Run
 from engine.runner import READY
 from gpu.conftest import Note
+from gpu.load import check, differing, summary
 from gpu.scale import SCALE, device_key
 from gpu.test_sleep import job
-from gpu.test_tokens import check, differing, summary
 
 pytestmark = [pytest.mark.gpu]
 

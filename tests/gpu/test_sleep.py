@@ -13,9 +13,9 @@ from engine.beside import ROUND
 from engine.device_use import device_used
 from engine.processes import DEADLINE_S, Engines, Run
 from engine.runner import READY
-from gpu.conftest import ENGINE, Note
+from gpu.conftest import Note
+from gpu.load import ENGINE, check, differing, summary
 from gpu.scale import SCALE, device_key
-from gpu.test_tokens import check, differing, summary
 from kvcached_core.budget import Budget, Grant, open_device_budget
 
 pytestmark = [pytest.mark.gpu]

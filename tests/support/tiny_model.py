@@ -8,6 +8,8 @@ with flat attention every step sees the mean of the context and repeats its toke
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,87 @@ def make_tiny_llama(directory: Path, shape: TinyLlama = DEFAULT) -> Path:
             weight.fill_(1.0) if "norm" in name else weight.normal_(0.0, std)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+    return directory
+
+
+def make_draft(directory: Path, target: Path, layers: int) -> Path:
+    """Writes the first layers of such a model as a model of its own, which guesses some of its
+    tokens; returns the directory."""
+    depth = _config(target)["num_hidden_layers"]
+    dropped = tuple(f"model.layers.{i}." for i in range(layers, depth))
+    weights = {k: w for k, w in _weights(target).items() if not k.startswith(dropped)}
+    return _write_derived(directory, target, weights, layers)
+
+
+def make_eagle_head(directory: Path, target: Path) -> Path:
+    """Writes an EAGLE head with such a model's last layer: it guesses, more or less, that the token
+    just made comes again; returns the directory."""
+    import torch
+
+    weights = _weights(target)
+    last = f"model.layers.{_config(target)['num_hidden_layers'] - 1}."
+    head = {
+        f"layers.0.{name.removeprefix(last)}": weight
+        for name, weight in weights.items()
+        if name.startswith(last) and "input_layernorm" not in name
+    }
+    hidden = weights["model.norm.weight"].shape[0]
+    ours = torch.eye(hidden)
+    head["fc.weight"] = torch.cat([torch.zeros_like(ours), ours], dim=1)
+    return _write_derived(directory, target, head, 1)
+
+
+def make_adapter(directory: Path, shape: TinyLlama, seed: int, rank: int = 8) -> Path:
+    """Writes a random LoRA adapter of queries, values and outputs; returns the directory."""
+    import torch
+    from safetensors.torch import save_file
+
+    draw = torch.Generator().manual_seed(seed)
+    kv, queries = shape.kv_heads * shape.head_dim, shape.heads * shape.head_dim
+    modules = {
+        "q_proj": (shape.hidden, queries),
+        "v_proj": (shape.hidden, kv),
+        "o_proj": (queries, shape.hidden),
+    }
+    weights = {}
+    for layer in range(shape.layers):
+        for name, (size_in, size_out) in modules.items():
+            prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            for part, size in (("A", (rank, size_in)), ("B", (size_out, rank))):
+                drawn = torch.randn(size, generator=draw) * shape.std
+                weights[f"{prefix}.lora_{part}.weight"] = drawn
+    directory.mkdir(parents=True)
+    save_file(weights, directory / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": 4 * rank,
+        "target_modules": list(modules),
+        "bias": "none",
+    }
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+    return directory
+
+
+def _config(model: Path) -> dict[str, Any]:
+    return dict(json.loads((model / "config.json").read_text()))
+
+
+def _weights(model: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return {k: w for shard in model.glob("*.safetensors") for k, w in load_file(shard).items()}
+
+
+def _write_derived(directory: Path, source: Path, weights: dict[str, Any], layers: int) -> Path:
+    from safetensors.torch import save_file
+
+    directory.mkdir(parents=True)
+    for path in source.glob("*token*.json"):
+        shutil.copy(path, directory)
+    config = {**_config(source), "num_hidden_layers": layers}
+    (directory / "config.json").write_text(json.dumps(config))
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
 
 

@@ -55,6 +55,11 @@ _RULES: tuple[_Rule, ...] = (
         "offloading reads blocks after they were freed",
     ),
     (
+        "--kv-cache-dtype",
+        lambda c: c.cache_config.cache_dtype.endswith("_per_token_head"),
+        "it writes scales into all blocks when it starts, with memory or without; 'fp8' does not",
+    ),
+    (
         "--kv-transfer-config",
         lambda c: c.kv_transfer_config is not None,
         "connectors keep addresses of blocks that may have no memory by then",
