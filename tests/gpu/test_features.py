@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from engine.processes import Engines, Run
-from gpu.load import ENGINE, SHAPE, block_bytes, check, differing, job, summary, tight
+from gpu.load import ON_GPU, SHAPE, block_bytes, check, differing, job, summary, tight
 from support.tiny_model import make_adapter, make_draft, make_eagle_head
 
 pytestmark = [pytest.mark.gpu]
@@ -24,7 +24,7 @@ Note = Callable[..., None]
 
 COUNT = 1000
 DRAFT_LAYERS = 16
-TRITON = {"num_speculative_tokens": 3, "attention_backend": ENGINE["attention_backend"]}
+TRITON = {"num_speculative_tokens": 3, "attention_backend": ON_GPU["attention_backend"]}
 # vLLM's kernels for adapters take float32 but for assertions that their weights are halves.
 NO_ASSERTIONS = {"PYTHONOPTIMIZE": "1"}
 
