@@ -247,8 +247,9 @@ class Ledger:
         """Without the null block."""
     def available(self) -> int:
         """num_free() + num_cached()."""
-    def obtainable(self, growable_pages: int, coming_pages: int) -> int:
-        """Blocks that could be handed out once `coming_pages` and so many virtual ones grew."""
+    def obtainable(self, most_pages: int, coming_pages: int) -> int:
+        """Blocks that could be handed out once `coming_pages` have grown, and virtual ones until
+        `most_pages` are owned."""
     def pages(self, state: _PageState) -> int: ...
     def empty_pages(self) -> int: ...
     def cached_only_pages(self) -> int: ...

@@ -129,7 +129,7 @@ void bind_views(py::class_<Ledger>& c) {
       .def("num_cached", &Ledger::num_cached)
       .def("num_used", &Ledger::num_used)
       .def("available", &Ledger::available)
-      .def("obtainable", &Ledger::obtainable, py::arg("growable_pages"), py::arg("coming_pages"))
+      .def("obtainable", &Ledger::obtainable, py::arg("most_pages"), py::arg("coming_pages"))
       .def(
           "pages",
           [](const Ledger& l, const std::string& s) { return l.pages(page_state_named(s)); },

@@ -102,9 +102,9 @@ class Ledger {
   Id num_cached() const { return num_cached_; }
   Id num_used() const { return num_used_; }  // without the null block
   Id available() const { return num_free_ + num_cached_; }
-  // Blocks that could be handed out once coming_pages have grown, and of the virtual pages up to
-  // growable_pages.
-  std::int64_t obtainable(std::int64_t growable_pages, std::int64_t coming_pages) const;
+  // Blocks that could be handed out once coming_pages have grown, and virtual ones until
+  // most_pages are owned.
+  std::int64_t obtainable(std::int64_t most_pages, std::int64_t coming_pages) const;
   Id pages(PageState state) const { return pages_in_[static_cast<std::size_t>(state)]; }
   // Owned pages without a used block, the null page never among them: all free, or some cached.
   Id empty_pages() const { return empty_pages_; }

@@ -7,11 +7,13 @@
 
 namespace kvcached::pool {
 
-std::int64_t Ledger::obtainable(std::int64_t growable_pages, std::int64_t coming_pages) const {
-  check_count("obtainable", "growable_pages", growable_pages);
+std::int64_t Ledger::obtainable(std::int64_t most_pages, std::int64_t coming_pages) const {
+  check_count("obtainable", "most_pages", most_pages);
   check_count("obtainable", "coming_pages", coming_pages);
-  const auto pages =
-      std::min(growable_pages, std::int64_t{this->pages(PageState::kVirtual)}) + coming_pages;
+  const std::int64_t growable = std::clamp<std::int64_t>(
+      most_pages - pages(PageState::kOwned) - std::min(coming_pages, std::int64_t{num_pages_}), 0,
+      pages(PageState::kVirtual));
+  const auto pages = growable + coming_pages;
   const std::int64_t unused = std::int64_t{num_blocks_} - 1 - num_used_;
   return std::min(available() + std::min(pages, std::int64_t{num_pages_}) * blocks_per_page_,
                   unused);

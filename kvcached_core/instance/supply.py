@@ -40,6 +40,7 @@ class Supply:
         self._epoch = 0
         self._retiring: list[tuple[int, list[int], list[int]]] = []
         self._aborting: list[int] = []
+        self._most_pages: int | None = None  # of this pass
         self._wish = 0  # as published
         self._idle_pages = 0  # as published
         self._is_told = True  # whether the ranks were rung since
@@ -55,10 +56,17 @@ class Supply:
 
     # --- what could be had ---
 
-    def obtainable_blocks(self) -> int:
-        """Advice: blocks at hand, on their way and to be had, with what neighbours could give."""
+    def obtainable_blocks(self, *, anew: bool = False) -> int:
+        """Advice: blocks at hand, on their way and to be had, with what neighbours could give. What
+        this engine could own at most is looked up once a pass, or `anew`."""
         # On the path of every request in every pass: as few calls as can be.
-        return self._ledger.obtainable(self._reachable_pages(), self.segment.outstanding())
+        if anew or self._most_pages is None:
+            self._most_pages = self._look_up_most_pages()
+        return self._ledger.obtainable(self._most_pages, self.segment.outstanding())
+
+    def _look_up_most_pages(self) -> int:
+        coming = self.segment.outstanding()
+        return self._reachable_pages() + coming + self._ledger.pages("owned")
 
     def needs_neighbours(self, short_pages: int) -> bool:
         """Whether so many more pages are to be had only if a neighbour gives some up."""
@@ -124,6 +132,7 @@ class Supply:
             self._aborting += partial
             if refused or partial:
                 self._refused_at = self.budget.event()
+                self._most_pages = None
         if self._retiring:
             self._settle_released()
         if failure := self.segment.failure():
@@ -186,10 +195,12 @@ class Supply:
 
     def end_pass(self, short_pages: int) -> None:
         """The policy sees what a pass drew."""
+        self._most_pages = None
         self._policy.end_pass(self._ledger.used_pages(), short_pages)
 
     def rest(self) -> None:
         """No pass is in sight."""
+        self._most_pages = None
         self._policy.rest()
 
     def unused_pages(self) -> int:

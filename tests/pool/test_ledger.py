@@ -201,10 +201,11 @@ def test_pop_of_nothing() -> None:
 
 def test_what_growth_could_give_is_bounded_by_what_there_is(mixed: Ledger) -> None:
     assert mixed.available() == 10  # page 4 is coming, page 6 is virtual
-    assert mixed.obtainable(0, 0) == 10
-    assert mixed.obtainable(0, 1) == 14
-    assert mixed.obtainable(99, 0) == 14
-    assert mixed.obtainable(99, 1) == 18
+    owned = mixed.pages("owned")
+    assert mixed.obtainable(0, 0) == mixed.obtainable(owned, 0) == 10
+    assert mixed.obtainable(0, 1) == mixed.obtainable(owned + 1, 1) == 14
+    assert mixed.obtainable(owned + 1, 0) == mixed.obtainable(99, 0) == 14
+    assert mixed.obtainable(owned + 2, 1) == mixed.obtainable(99, 1) == 18
     assert mixed.obtainable(99, 99) == 24  # all but the null block and the used one
     with pytest.raises(ValueError, match="coming_pages is -1"):
         mixed.obtainable(0, -1)

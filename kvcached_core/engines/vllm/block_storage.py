@@ -80,7 +80,7 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
 
     def usage(self) -> float:
         used = self.ledger.num_used()
-        total = used + self.num_available_blocks()
+        total = used + self.supply.obtainable_blocks(anew=True)
         return used / total if total else 0.0
 
     def admit(self, num_blocks: int) -> bool:
@@ -98,7 +98,7 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         admitting, self._admitting = self._admitting, False
         if self._suspended:
             return False
-        if self.ledger.available() >= num_blocks:
+        if not num_blocks or self.ledger.available() >= num_blocks:
             return True
         supply = self.supply
 
