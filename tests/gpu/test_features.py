@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.gpu]
 
 Note = Callable[..., None]
 
-COUNT = 1000
+COUNT = 500
 DRAFT_LAYERS = 16
 TRITON = {"num_speculative_tokens": 3, "attention_backend": ON_GPU["attention_backend"]}
 # vLLM's kernels for adapters take float32 but for assertions that their weights are halves.

@@ -17,7 +17,7 @@ from gpu.load import ON_GPU, block_bytes, job, tight
 
 pytestmark = [pytest.mark.gpu]
 
-COUNT = 1000
+COUNT = 500
 NONE_KEPT = {"prefix_bound": "0B", "reserve_pages": 0}
 
 
