@@ -30,24 +30,27 @@ def busy(tmp_path: Path) -> Iterator[Pair]:
     pair.close()
 
 
-def scheduler_hooks(storage: Any, pool: BlockPool) -> None:
-    """What a pass calls, as the patched scheduler guards it."""
-    pool.reserve_blocks(1)
-    pool.get_num_free_blocks()
+def scheduler_hooks(storage: Any, pool: BlockPool, requests: int) -> None:
+    """What a pass calls with so many running requests, as the patched scheduler guards it."""
+    for _ in range(requests):
+        pool.reserve_blocks(1)
+        pool.get_num_free_blocks()
     if storage is not None:
         storage.take_update()
 
 
-def test_pass_static(benchmark: Any) -> None:
-    benchmark.group = "hooks, scheduling pass"
+@pytest.mark.parametrize("requests", [1, 100])
+def test_pass_static(benchmark: Any, requests: int) -> None:
+    benchmark.group = f"hooks, scheduling pass, {requests} requests"
     pool = BlockPool(256, True, BLOCK_TOKENS)
-    benchmark(scheduler_hooks, None, pool)
+    benchmark(scheduler_hooks, None, pool, requests)
     assert pool.storage is None
 
 
-def test_pass_kvcached(benchmark: Any, busy: Pair) -> None:
-    benchmark.group = "hooks, scheduling pass"
-    benchmark(scheduler_hooks, busy.storage, busy.pool)
+@pytest.mark.parametrize("requests", [1, 100])
+def test_pass_kvcached(benchmark: Any, busy: Pair, requests: int) -> None:
+    benchmark.group = f"hooks, scheduling pass, {requests} requests"
+    benchmark(scheduler_hooks, busy.storage, busy.pool, requests)
     assert busy.storage.take_update() is None
 
 

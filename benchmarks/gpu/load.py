@@ -82,7 +82,7 @@ async def run(job: dict[str, Any]) -> list[dict[str, Any]]:
     instants = arrivals(job["peak"], job["up"])
     texts = prompts(job, job["warm"] + len(instants))
     limit = aiohttp.ClientTimeout(total=PATIENCE_S)
-    connector = aiohttp.TCPConnector(limit=0)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
     async with aiohttp.ClientSession(job["url"], connector=connector, timeout=limit) as session:
         warm = [ask(session, job, texts.pop(), time.monotonic()) for _ in range(job["warm"])]
         await asyncio.gather(*warm)
