@@ -4,8 +4,8 @@ the environment that `ci/env.sh --engine sglang` makes."""
 from __future__ import annotations
 
 import pytest
-from engine.processes import Run
 
+from engine.processes import Run
 from engine_sglang.processes import VARIABLES, SglangEngines
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from engine import workload
-
 from engine_sglang import observe
 
 ENGINE: dict[str, Any] = {

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from support.tiny_model import make_tiny_llama
 
 pytestmark = [pytest.mark.sglang, pytest.mark.usefixtures("sglang_variables")]
@@ -37,9 +38,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def server_args(model: str, **given: Any) -> Any:
     from sglang.srt.server_args import ServerArgs
 
-    return ServerArgs(
-        model_path=model, device="cpu", attention_backend="torch_native", **given
-    )
+    return ServerArgs(model_path=model, device="cpu", attention_backend="torch_native", **given)
 
 
 def parsed(model: str, *options: str) -> Any:

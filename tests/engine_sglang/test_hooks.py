@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from engine.processes import Run
 
+from engine.processes import Run
 from engine_sglang.processes import SglangEngines
 
 pytestmark = [pytest.mark.sglang]
@@ -199,18 +199,17 @@ def test_the_allocator_of_sliding_windows_is_made_of_the_backend_s(
     backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
-    from engine_sglang.scarce import ScarceAllocator
     from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
     from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+
+    from engine_sglang.scarce import ScarceAllocator
 
     class Windows(backend.KVStorageBackend):  # type: ignore[misc]
         def token_allocator_cls(self) -> Any:
             return ScarceAllocator
 
     monkeypatch.setattr(backend, "_active", object.__new__(Windows))
-    pool = SWAKVPool(
-        64, 32, 1, torch.float32, 2, 8, [0], [1], "cpu", enable_kv_cache_copy=False
-    )
+    pool = SWAKVPool(64, 32, 1, torch.float32, 2, 8, [0], [1], "cpu", enable_kv_cache_copy=False)
     allocator = SWATokenToKVPoolAllocator(64, 32, 1, torch.float32, "cpu", pool, False)
     assert type(allocator.full_attn_allocator) is ScarceAllocator
     assert type(allocator.swa_attn_allocator) is ScarceAllocator
@@ -218,6 +217,22 @@ def test_the_allocator_of_sliding_windows_is_made_of_the_backend_s(
     allocator.full_attn_allocator.withheld, allocator.swa_attn_allocator.withheld = 10, 5
     assert (allocator.unbacked_size(), allocator.swa_unbacked_size()) == (10, 5)
     assert (allocator.full_available_size(), allocator.swa_available_size()) == (54, 27)
+
+
+@pytest.mark.parametrize(("available", "evicted"), [(3, [8]), (-5, [13]), (8, [])])
+def test_eviction_counts_what_must_be_given_back(
+    available: int, evicted: list[int], sglang_variables: None
+) -> None:
+    from sglang.srt.mem_cache.common import evict_from_tree_cache
+
+    asked: list[int] = []
+    tree = SimpleNamespace(
+        is_chunk_cache=lambda: False,
+        token_to_kv_pool_allocator=SimpleNamespace(available_size=lambda: available),
+        evict=lambda parameters: asked.append(parameters.num_tokens),
+    )
+    evict_from_tree_cache(tree, 8)
+    assert asked == evicted
 
 
 def test_the_series_is_where_the_tests_run() -> None:

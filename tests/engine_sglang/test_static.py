@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from engine.processes import Run
 
+from engine.processes import Run
 from engine_sglang.processes import SglangEngines
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
