@@ -66,7 +66,7 @@ def test_a_backend_that_is_not_installed(model: str, installed: dict[str, str]) 
 
 def test_a_backend_of_another_type(model: str, installed: dict[str, str]) -> None:
     installed["wrong"] = "json:JSONDecoder"
-    with pytest.raises(TypeError, match="--kv-storage-backend: entry point 'wrong'.*JSONDecoder"):
+    with pytest.raises(TypeError, match=r"--kv-storage-backend: entry point 'wrong'.*JSONDecoder"):
         server_args(model, kv_storage_backend="wrong")
 
 
