@@ -1,4 +1,4 @@
-"""SGLang's distributions. A module of its own, since it runs where SGLang may be any build of it."""
+"""SGLang's distributions. A module apart, since it runs where SGLang may be any build of it."""
 
 from __future__ import annotations
 
