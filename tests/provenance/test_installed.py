@@ -8,11 +8,13 @@ import re
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from kvcached_core.provenance import MixedInstall, check_alone, overwritten
+from kvcached_core.provenance import sglang as sglang_provenance
 from kvcached_core.provenance import vllm as vllm_provenance
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,17 +130,26 @@ def test_the_check_imports_no_engine(site: Site) -> None:
     assert overwritten("mixedengine", FORK) == []
 
 
-def test_the_owners_are_those_of_the_pin() -> None:
-    pin = yaml.safe_load((ROOT / "vendored" / "vllm" / "upstream.yaml").read_text())
+ENGINES = [
+    ("vllm", vllm_provenance, "vllm.general_plugins"),
+    ("sglang", sglang_provenance, "sglang.srt.plugins"),
+]
+
+
+@pytest.mark.parametrize(("engine", "provenance", "plugins"), ENGINES)
+def test_the_owners_are_those_of_the_pin(engine: str, provenance: Any, plugins: str) -> None:
+    pin = yaml.safe_load((ROOT / "vendored" / engine / "upstream.yaml").read_text())
     named = {v[key] for v in pin["variants"].values() for key in ("package", "distribution")}
-    assert set(vllm_provenance.OWNERS) == named
+    assert set(provenance.OWNERS) == named
+    assert pin["stamp"] == provenance._STAMP.replace(".", "/") + ".py"
 
 
-def test_vllm_calls_the_check_as_a_plugin() -> None:
+@pytest.mark.parametrize(("engine", "provenance", "plugins"), ENGINES)
+def test_the_engine_calls_the_check_as_a_plugin(engine: str, provenance: Any, plugins: str) -> None:
     text = (ROOT / "pyproject.toml").read_text()
-    group = text.split('[project.entry-points."vllm.general_plugins"]\n')[1].split("\n\n")[0]
+    group = text.split(f'[project.entry-points."{plugins}"]\n')[1].split("\n\n")[0]
     name, value = re.findall(r'^(\w+) = "([^"]+)"$', group, re.MULTILINE)[0]
-    assert EntryPoint(name, value, "vllm.general_plugins").load() is vllm_provenance.check
+    assert EntryPoint(name, value, plugins).load() is provenance.check
 
 
 def test_the_check_of_vllm_names_its_packages(
@@ -154,3 +165,19 @@ def test_the_check_of_vllm_names_its_packages(
     site.install("kvcached-vllm-cpu", "0.26.0.post1", {}, fork=True)
     with pytest.raises(MixedInstall, match=r"pip uninstall -y kvcached-vllm-cpu vllm\n"):
         vllm_provenance.check()
+
+
+def test_the_check_of_sglang_ends_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anything less SGLang would log, and go on."""
+    monkeypatch.setattr(sys, "modules", {k: v for k, v in sys.modules.items() if k != "sglang"})
+    monkeypatch.syspath_prepend(tmp_path)
+    site = Site(tmp_path)
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "__init__.py").touch()
+    site.install("sglang", "0.5.15.post1", {})
+    sglang_provenance.check()
+    site.install("kvcached-sglang", "0.5.15.post101", {}, fork=True)
+    with pytest.raises(SystemExit, match=r"pip uninstall -y kvcached-sglang sglang\n"):
+        sglang_provenance.check()

@@ -102,6 +102,14 @@ def test_whatever_a_run_has_started_still_counts(root: Path, first: subprocess.P
     os.killpg(first.pid, signal.SIGKILL)
 
 
+def test_an_unknown_engine_is_refused(root: Path) -> None:
+    command = [str(root / "ci" / "env.sh"), "--engine", "tpu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "env: --engine tpu: no such engine; choose vllm or sglang" in done.stderr
+    assert not (root / "dist").exists()
+
+
 def test_any_holder_of_the_lock_counts(root: Path) -> None:
     (root / "dist").mkdir()
     with (root / "dist" / ".lock").open("w") as lock:

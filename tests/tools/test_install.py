@@ -100,8 +100,9 @@ def requirements(metadata: str) -> list[Requirement]:
     return [Requirement(text) for text in parse_email(metadata)[0]["requires_dist"]]
 
 
-def test_the_pin_asks_for_this_core_and_for_no_incompatible_one() -> None:
-    (core,) = [Requirement(r) for r in load_pin(Layout(REPOSITORY, "vllm")).requires]
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_the_pin_asks_for_this_core_and_for_no_incompatible_one(engine: str) -> None:
+    (core,) = [Requirement(r) for r in load_pin(Layout(REPOSITORY, engine)).requires]
     assert core.name == "kvcached-core"
     assert f'\nversion = "{__version__}"\n' in (REPOSITORY / "pyproject.toml").read_text()
     version = Version(__version__)

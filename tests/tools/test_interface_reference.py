@@ -1,10 +1,11 @@
-"""docs/interface.md names what the series' interface has, by the same signatures; links lead on."""
+"""Each series' interface and its page name the same, by the same signatures; links lead on."""
 
 from __future__ import annotations
 
 import ast
 import re
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,24 +13,71 @@ from fake_upstream import REPOSITORY
 from series import read_names
 from upstream import Layout, load_pin
 
-SOURCE = "vllm/v1/kv_storage/interface.py"
-CLASSES = ("KVStorageBackend", "KVBlockStorage", "KVStorageUpdate", "KVWorkerStorage")
-PAGE = (REPOSITORY / "docs" / "interface.md").read_text()
-
 Entry = tuple[str, bool]  # signature, whether a backend must implement it
 
 
+@dataclass(frozen=True)
+class Interface:
+    """An engine's. `changes` are edits of its source that the page would not follow."""
+
+    engine: str
+    source: str
+    page: str
+    classes: tuple[str, ...]
+    entries: int
+    changes: tuple[tuple[str, str], ...]
+
+    def documented(self) -> str:
+        return (REPOSITORY / "docs" / self.page).read_text()
+
+
+INTERFACES = (
+    Interface(
+        "vllm",
+        "vllm/v1/kv_storage/interface.py",
+        "interface.md",
+        ("KVStorageBackend", "KVBlockStorage", "KVStorageUpdate", "KVWorkerStorage"),
+        20,
+        (
+            ("num_blocks: int) -> bool", "count: int) -> bool"),
+            ("    def end_step(self)", "    def finish_step(self)"),
+            ("    @abstractmethod\n    def usage", "    def usage"),
+            ("    epoch: int\n", "    epoch: int\n    more: int\n"),
+        ),
+    ),
+    Interface(
+        "sglang",
+        "sglang/srt/mem_cache/kv_storage/interface.py",
+        "interface-sglang.md",
+        ("KVStorageBackend",),
+        15,
+        (
+            ("(self, default: int)", "(self, count: int)"),
+            ("        *,\n        available_gb: float", "        available_gb: float"),
+            ("tokens_per_row: int = 1", "tokens_per_row: float = 1"),
+            ("    def wakeup_fd(self)", "    def wakeup(self)"),
+        ),
+    ),
+)
+
+
+@pytest.fixture(scope="module", params=INTERFACES, ids=lambda interface: interface.engine)
+def interface(request: pytest.FixtureRequest) -> Interface:
+    found: Interface = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> str:
+def source(interface: Interface, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The interface as the whole series leaves it."""
     folder = tmp_path_factory.mktemp("interface")
-    layout = Layout(REPOSITORY, "vllm")
+    layout = Layout(REPOSITORY, interface.engine)
     version = load_pin(layout).version
     for name in read_names(layout, version):
         patch = layout.series(version) / name
-        command = ["git", "apply", "--unidiff-zero", f"--include={SOURCE}", str(patch)]
+        command = ["git", "apply", "--unidiff-zero", f"--include={interface.source}", str(patch)]
         subprocess.run(command, cwd=folder, check=True)
-    return (folder / SOURCE).read_text()
+    return (folder / interface.source).read_text()
 
 
 def in_the_code(source: str) -> dict[str, list[Entry]]:
@@ -43,9 +91,15 @@ def entry(node: ast.stmt) -> Entry | None:
     if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
         return None
     assert node.returns is not None
-    given = [f"{a.arg}: {bare(a.annotation)}" for a in node.args.args if a.annotation is not None]
+    given = _typed(node.args.args)
+    if node.args.kwonlyargs:
+        given += ["*", *_typed(node.args.kwonlyargs)]
     must = any(ast.unparse(decorator) == "abstractmethod" for decorator in node.decorator_list)
     return f"{node.name}({', '.join(given)}) -> {bare(node.returns)}", must
+
+
+def _typed(arguments: list[ast.arg]) -> list[str]:
+    return [f"{a.arg}: {bare(a.annotation)}" for a in arguments if a.annotation is not None]
 
 
 def bare(annotation: ast.expr) -> str:
@@ -63,28 +117,23 @@ def in_the_page(page: str) -> dict[str, list[Entry]]:
     return found
 
 
-def test_the_page_is_what_the_interface_is(source: str) -> None:
-    code, page = in_the_code(source), in_the_page(PAGE)
-    assert tuple(page) == CLASSES and set(code) == set(CLASSES)
-    for name in CLASSES:
+def test_the_page_is_what_the_interface_is(interface: Interface, source: str) -> None:
+    code, page = in_the_code(source), in_the_page(interface.documented())
+    assert tuple(page) == interface.classes and set(code) == set(interface.classes)
+    for name in interface.classes:
         assert page[name] == code[name], name
-    assert sum(len(entries) for entries in page.values()) > 20
+    assert sum(len(entries) for entries in page.values()) > interface.entries
 
 
-def test_each_entry_says_who_where_when_and_what_can_go_wrong() -> None:
-    for part in re.split(r"(?m)^### ", PAGE)[1:]:
+def test_each_entry_says_who_where_when_and_what_can_go_wrong(interface: Interface) -> None:
+    for part in re.split(r"(?m)^### ", interface.documented())[1:]:
         labels = re.findall(r"(?m)^\* (\w+): \S", part.split("\n## ")[0])
         assert labels == ["Who", "Where", "When", "Errors"], part.split("\n")[0]
 
 
-def test_another_signature_or_method_is_noticed(source: str) -> None:
-    page = in_the_page(PAGE)
-    for old, new in [
-        ("num_blocks: int) -> bool", "count: int) -> bool"),
-        ("    def end_step(self)", "    def finish_step(self)"),
-        ("    @abstractmethod\n    def usage", "    def usage"),
-        ("    epoch: int\n", "    epoch: int\n    more: int\n"),
-    ]:
+def test_another_signature_or_method_is_noticed(interface: Interface, source: str) -> None:
+    page = in_the_page(interface.documented())
+    for old, new in interface.changes:
         assert old in source
         assert in_the_code(source.replace(old, new)) != page
 

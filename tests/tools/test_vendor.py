@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_upstream import CPU, FILES, REPOSITORY, World, make_wheel, make_world, sha256
+from fake_upstream import CPU, CUDA, FILES, REPOSITORY, World, make_wheel, make_world, sha256
 
 
 def repin(world: World) -> None:
@@ -80,6 +80,39 @@ def test_fetches_by_package_name_through_pip(
     monkeypatch.setenv("PIP_FIND_LINKS", str(links))
     world.run("vendor", "fake")
     assert world.wheel.read_bytes() == (links / CPU).read_bytes()
+
+
+OTHER_PYTHON = "fake_upstream-1.0-cp37-cp37m-manylinux_2_17_x86_64.whl"
+
+
+def make_for_another_python(world: World) -> Path:
+    """Pins the cpu variant's wheel under the name of one for a Python that cannot run this."""
+    moved = world.wheel.rename(world.home / "wheels" / OTHER_PYTHON)
+    world.pin["variants"]["cpu"]["file"] = OTHER_PYTHON
+    world.save_pin()
+    return moved
+
+
+def test_fetches_a_wheel_that_was_made_for_another_python(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = make_for_another_python(world)
+    links = tmp_path / "links"
+    links.mkdir()
+    wheel.rename(links / OTHER_PYTHON)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(links))
+    world.run("vendor", "fake", "--variant", "cpu")
+    assert wheel.read_bytes() == (links / OTHER_PYTHON).read_bytes()
+
+
+def test_the_first_variant_that_fits_is_taken(world: World) -> None:
+    assert f"made from {CPU}" in world.run("vendor", "fake")
+    make_for_another_python(world)
+    assert f"made from {CUDA}" in world.run("vendor", "fake")
+    del world.pin["variants"]["cuda"]
+    world.save_pin()
+    assert f"made from {OTHER_PYTHON}" in world.run("vendor", "fake")
 
 
 def test_unfetchable_package_is_refused(

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from packaging.tags import Tag
 from packaging.utils import parse_wheel_filename
 
 from .errors import Refusal
@@ -44,9 +45,9 @@ def check_wheel(shown: str, path: Path, variant: Variant) -> None:
 
 def _pip_download(pin: Pin, variant: Variant, into: Path) -> Path:
     requirement = f"{variant.package}=={pin.version}"
-    tags = sorted({tag.platform for tag in parse_wheel_filename(variant.file)[3]})
+    tags = parse_wheel_filename(variant.file)[3]
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    command += [part for tag in tags if tag != "any" for part in ("--platform", tag)]
+    command += [part for tag in sorted(tags, key=str) for part in _wanted(tag)]
     command += ["--disable-pip-version-check", "--quiet", "--dest", str(into), requirement]
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=os.environ)
     found = into / variant.file
@@ -64,6 +65,15 @@ def _pip_download(pin: Pin, variant: Variant, into: Path) -> Path:
             requirement, f"pip fetched {got}, expected {variant.file}", "pass --wheel FILE"
         )
     return found
+
+
+def _wanted(tag: Tag) -> list[str]:
+    """What makes pip choose a wheel of this tag, whatever runs pip."""
+    options = [] if tag.platform == "any" else ["--platform", tag.platform]
+    if tag.abi.startswith(tag.interpreter):  # made for one Python only
+        options += ["--implementation", tag.interpreter[:2], "--abi", tag.abi]
+        options += ["--python-version", tag.interpreter[2:]]
+    return options
 
 
 def obtain_wheel(layout: Layout, pin: Pin, variant: Variant, given: Path | None = None) -> Path:

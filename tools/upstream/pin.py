@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from packaging.tags import sys_tags
+from packaging.utils import parse_wheel_filename
 
 from .errors import Refusal
 
@@ -53,6 +55,12 @@ class Pin:
             known = ", ".join(sorted(self.variants))
             raise Refusal(self.path, f"no variant {name!r}", f"choose one of: {known}")
         return self.variants[name]
+
+    def fitting(self) -> Variant:
+        """The first variant whose wheel this interpreter takes; the first of all if none does."""
+        here = frozenset(sys_tags())
+        fit = (v for v in self.variants.values() if here & parse_wheel_filename(v.file)[3])
+        return next(fit, next(iter(self.variants.values())))
 
 
 @dataclass(frozen=True)

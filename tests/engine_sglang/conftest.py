@@ -1,0 +1,27 @@
+"""Fixtures of SGLang's tests. Nothing here imports it: they are collected everywhere, and run in
+the environment that `ci/env.sh --engine sglang` makes."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.processes import Run
+from engine_sglang.processes import VARIABLES, SglangEngines
+
+
+@pytest.fixture(scope="session")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> SglangEngines:
+    return SglangEngines(tmp_path_factory.mktemp("engines"))
+
+
+@pytest.fixture
+def sglang_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What must be set before SGLang is imported into the process of the tests."""
+    for name, value in {**VARIABLES, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="session")
+def upstream(engines: SglangEngines) -> Run:
+    """Unpatched upstream, page size 1."""
+    return engines.run("upstream", {}, upstream=True)

@@ -1,0 +1,86 @@
+"""Runs one SGLang engine over the workload and writes what happened as JSON.
+
+    python tests/engine_sglang/runner.py JOB.json RESULT.json   (with tests/ on PYTHONPATH)
+
+The job: ``model``; ``engine``, arguments of Engine beside those below; ``count`` of requests;
+``sleeps``, whether to release the memory of the KV cache after them, resume, and run them again.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from engine import workload
+from engine_sglang import observe
+
+ENGINE: dict[str, Any] = {
+    "device": "cpu",
+    "attention_backend": "torch_native",
+    "grammar_backend": "none",
+    "dtype": "float32",
+    "skip_tokenizer_init": True,
+    "context_length": 512,
+    "max_total_tokens": 4096,
+    "max_running_requests": 16,
+    "chunked_prefill_size": 128,
+    "random_seed": 0,
+}
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    count = job.get("count", 200)
+    os.environ[observe.GATE] = str(count)
+    import sglang
+    from sglang.srt.entrypoints.engine import Engine as Upstream
+
+    class Engine(Upstream):  # type: ignore[misc]
+        run_scheduler_process_func = staticmethod(observe.run_scheduler_process)
+
+    began = time.monotonic()
+    engine = Engine(model_path=job["model"], **{**ENGINE, **job.get("engine", {})})
+    result: dict[str, Any] = {"start_seconds": time.monotonic() - began}
+    kv_storage = "sglang.srt.mem_cache.kv_storage"
+    result["fork"] = importlib.util.find_spec(kv_storage) is not None
+    result["version"] = sglang.__version__
+    began = time.monotonic()
+    outputs = _generate(engine, count)
+    result["run_seconds"] = time.monotonic() - began
+    result["tokens"] = [output["output_ids"] for output in outputs]
+    result["retractions"] = sum(output["meta_info"]["num_retractions"] for output in outputs)
+    result["cached_tokens"] = sum(output["meta_info"]["cached_tokens"] for output in outputs)
+    if job.get("sleeps"):
+        engine.release_memory_occupation(tags=["kv_cache"])
+        result["asleep"] = _observed(engine)
+        engine.resume_memory_occupation(tags=["kv_cache"])
+        result["tokens_awake"] = [output["output_ids"] for output in _generate(engine, count)]
+    result["inside"] = _observed(engine)
+    engine.shutdown()
+    return result
+
+
+def _generate(engine: Any, count: int) -> list[Any]:
+    lengths = workload.output_lengths(count)
+    samplings = [{"temperature": 0, "max_new_tokens": n, "ignore_eos": True} for n in lengths]
+    outputs: list[Any] = engine.generate(
+        input_ids=workload.prompts(count), sampling_params=samplings
+    )
+    return outputs
+
+
+def _observed(engine: Any) -> Any:
+    return engine.get_server_info()["internal_states"][0]["observed"]
+
+
+def main() -> None:
+    job = json.loads(Path(sys.argv[1]).read_text())
+    Path(sys.argv[2]).write_text(json.dumps(run(job)))
+
+
+if __name__ == "__main__":
+    main()
