@@ -115,6 +115,12 @@ void bind_budget_record(py::module_& m) {
           },
           py::arg("seen"), py::arg("deadline_ms"), released)
       .def("event", &Budget::event)
+      .def(
+          "wait_wanted",
+          [](const Budget& self, int row, std::uint32_t seen, long deadline_ms) {
+            return self.wait_wanted(row, seen, milliseconds(deadline_ms));
+          },
+          py::arg("row"), py::arg("seen"), py::arg("deadline_ms"), released)
       .def("reap", &Budget::reap, released)
       .def("rows", &Budget::rows, released)
       .def("detached", &Budget::detached, released);

@@ -111,7 +111,7 @@ Grant SharedBudget::set_terms(int row, Bytes limit, Bytes floor, Bytes claim,
     mine.floor.store(floor);
     mine.claim.store(claim);
   }
-  bump();
+  bump_all();
   return Grant::kGranted;
 }
 
@@ -130,7 +130,7 @@ void SharedBudget::give_back(int row) {
   joined_[row].store(false);
   record().rows[row].clear();
   file_.locks().release(row);
-  bump();
+  bump_all();
 }
 
 int SharedBudget::reap() {
@@ -147,7 +147,7 @@ int SharedBudget::reap_locked() {
     file_.locks().release(row);
     ++reaped;
   }
-  if (reaped > 0) bump();
+  if (reaped > 0) bump_all();
   return reaped;
 }
 

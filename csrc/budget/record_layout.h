@@ -14,7 +14,7 @@
 namespace kvcached::budget {
 
 constexpr std::uint64_t kMagic = 0x746567647562766bULL;  // "kvbudget" in memory order
-constexpr std::uint32_t kVersion = 1;                    // of this layout and of who locks what
+constexpr std::uint32_t kVersion = 2;                    // of this layout and of who locks what
 constexpr int kRows = 64;         // 8 engines of 8 ranks on one device; the table stays 12 KiB
 constexpr int kNameBytes = 64;    // longest instance name
 constexpr int kBootIdBytes = 40;  // a UUID is 36 characters
@@ -33,7 +33,8 @@ struct alignas(kCacheLine) Header {
   char boot_id[kBootIdBytes];
   alignas(kCacheLine) Word capacity;  // bytes, like all that follow
   Word headroom;
-  alignas(kCacheLine) EventWord event;
+  alignas(kCacheLine) EventWord event;   // whatever those may wait for who lack memory
+  EventWord wanted;                      // whatever those may wait for who could give some
 };
 
 struct alignas(kCacheLine) Row {

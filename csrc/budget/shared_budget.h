@@ -59,6 +59,7 @@ class SharedBudget final : public Budget {
   int reap() override;
   std::vector<RowInfo> rows() const override;
   std::uint32_t wait_event(std::uint32_t seen, milliseconds deadline) const override;
+  std::uint32_t wait_wanted(int row, std::uint32_t seen, milliseconds deadline) const override;
 
   Bytes available(int row, const Sample& sample) const override {
     return grantable(snapshot(record()), row, sample);
@@ -85,7 +86,9 @@ class SharedBudget final : public Budget {
   int take_row();
   int reap_locked();
   void give_back(int row);
-  void bump();
+  void bump();      // whoever waits for memory looks again
+  void bump_all();  // and whoever could give some
+  static void bump(EventWord& word);
 
   RecordFile file_;
   const pid_t pid_ = ::getpid();

@@ -43,7 +43,7 @@ class Watcher:
         self._thread.start()
 
     def _watch(self) -> None:
-        seen, reaped = self._budget.event(), 0.0
+        seen, reaped = 0, 0.0
         while not self._stopped.is_set():
             try:
                 if time.monotonic() - reaped >= _REAP_S:
@@ -54,7 +54,7 @@ class Watcher:
                 if self._is_asked() or self._look_again():
                     self._wakeup()
                     self._stopped.wait(_REMIND_S)
-                seen = self._budget.wait_event(seen, _LOOK_MS)
+                seen = self._budget.wait_wanted(self._row, seen, _LOOK_MS)
             except BudgetError:
                 return  # the rank has left: the engine is going down
 

@@ -332,6 +332,27 @@ def test_more_idle_memory_is_an_event_only_while_somebody_wants_some(tmp_path: P
     assert budget.event() != wanted
 
 
+def test_who_could_give_sleeps_until_somebody_wants(tmp_path: Path) -> None:
+    budget = open_here(tmp_path)
+    row, other = budget.join("a", 0, CAPACITY), budget.join("b", 0, CAPACITY)
+    seen = budget.wait_wanted(row, 0, 0)
+    assert budget.lease(other, 10, PLENTY, 1000) == Grant.GRANTED
+    budget.mark_created(other, 5)
+    budget.mark_released(other, 5)
+    budget.unlease(other, 5)
+    budget.set_idle(other, 3)
+    assert budget.wait_wanted(row, seen, 0) == seen
+    budget.set_want(row, 5)  # its own want is nobody else's
+    with peer(tmp_path, DEVICE) as giver:
+        giver.send(f"budget.wait_wanted({row}, {seen}, 10**9)")
+        time.sleep(0.1)
+        budget.set_want(other, 5)
+        assert int(giver.reply()) > seen
+    now = budget.wait_wanted(row, seen, 0)
+    budget.set_idle(row, 7)  # more to give, and somebody waits for it
+    assert budget.wait_wanted(row, now, 10**9) > now
+
+
 def test_a_waiter_is_woken_by_a_reap(tmp_path: Path) -> None:
     budget = open_here(tmp_path)
     with ExitStack() as stack:

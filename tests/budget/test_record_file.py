@@ -74,7 +74,7 @@ def test_no_directory_is_refused(tmp_path: Path) -> None:
 def test_another_version_is_refused(tmp_path: Path) -> None:
     make(tmp_path)
     patch(tmp_path / FILE, VERSION_AT, struct.pack("I", 7))
-    with pytest.raises(BudgetError, match=r"version 7, this build reads version 1\. Use another"):
+    with pytest.raises(BudgetError, match=r"version 7, this build reads version 2\. Use another"):
         make(tmp_path)
 
 
