@@ -65,16 +65,20 @@ class Churn:
             self.failure = error
 
     def _turns(self) -> None:
+        """As an engine whose every step finds its pages ready: all is the background's work."""
         rig, half = self._rig, len(self._rig.pages) // 2
         coming, going = rig.pages[:half], rig.pages[half : 2 * half]
+        mapped, released = (rig.rank.counters()[key] for key in ("mapped_ahead", "released"))
         first = True
         while not self._stopped.is_set():
             rig.segment.request(coming)
             if not first:
                 rig.retire(going)
-                rig.drain()  # grows and maps beside it, page by page
+                released += half
+                rig.await_pages("released", released)
             rig.settle(len(coming))
-            rig.rank.make_ready(coming)
+            mapped += half
+            rig.await_pages("mapped_ahead", mapped)
             self.taken += half
             first = False
             coming, going = going, coming
@@ -204,7 +208,7 @@ def main() -> None:
             for mib in a.mib:
                 page = int(mib * MIB)
                 half = int(a.half * (1 << 30)) // page
-                rig = Rig(folder / f"{page}{bool(suffix)}", page, 2 * half, driver)
+                rig = Rig(folder / f"{page}{bool(suffix)}", page, 2 * half, driver, paced=True)
                 key = f"{mib:g} MiB{suffix}"
                 found[key] = measure(a, work, rig)
                 rig.close()

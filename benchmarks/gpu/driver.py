@@ -60,7 +60,7 @@ def paths(
     }
     rigs = []
     for suffix, driver in drivers.items():
-        rig = Rig(folder / f"{page}{bool(suffix)}", page, pages, driver)
+        rig = Rig(folder / f"{page}{bool(suffix)}", page, pages, driver, paced=False)
         rigs.append(rig)
         found[f"arena{suffix}"] = lambda driver=driver: arena_turn(driver, page, pages)  # type: ignore[misc]
         found[f"rank{suffix}"] = lambda rig=rig: (rig.take(), rig.give_back())  # type: ignore[misc]

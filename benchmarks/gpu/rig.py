@@ -63,9 +63,12 @@ class Bare:
 
 
 class Rig:
-    """`pages` pages of `page` bytes that can be taken, beside the null page, by one rank."""
+    """`pages` pages of `page` bytes that can be taken, beside the null page, by one rank. It keeps
+    its pace only where `paced`."""
 
-    def __init__(self, folder: Path, page: int, pages: int, driver: DeviceDriver) -> None:
+    def __init__(
+        self, folder: Path, page: int, pages: int, driver: DeviceDriver, *, paced: bool
+    ) -> None:
         folder.mkdir(mode=0o700)
         self.page, self.pages = page, list(range(1, pages + 1))
         self.driver = driver
@@ -74,7 +77,8 @@ class Rig:
         row = budget.join("bench", 0, page * (pages + 1))
         arena = Arena.reserve(driver, page * (pages + 1))
         extents = [(arena, page)]
-        self.rank = Rank(self.segment, 0, budget, "bench", row, driver, extents)
+        pace = {} if paced else {"pace": (1e30, 1e30)}
+        self.rank = Rank(self.segment, 0, budget, "bench", row, driver, extents, **pace)
         self._epoch = 0
 
     def take(self) -> float:
@@ -116,6 +120,13 @@ class Rig:
     def drain(self) -> None:
         if not self.rank.drain(PATIENCE_MS):
             raise RuntimeError(self.segment.failure() or "pages were not released in time")
+
+    def await_pages(self, counter: str, pages: int) -> None:
+        """Waits until that counter of the rank is so many."""
+        while self.rank.counters()[counter] < pages:
+            time.sleep(LOOK_S)
+            if failure := self.segment.failure():
+                raise RuntimeError(failure)
 
     def close(self) -> None:
         self.rank.close()

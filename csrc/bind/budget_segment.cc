@@ -69,14 +69,15 @@ std::shared_ptr<Rank> make_rank(
     std::shared_ptr<Segment> segment, std::uint32_t rank, std::shared_ptr<budget::Budget> record,
     std::string device, int row, std::shared_ptr<vmm::Driver> driver,
     const std::vector<std::pair<std::shared_ptr<vmm::Arena>, budget::Bytes>>& extents,
-    int fence_deadline_ms) {
+    int fence_deadline_ms, std::pair<double, double> pace) {
   std::vector<budget::Extent> list;
   for (const auto& [arena, bytes] : extents) {
     if (!arena) throw std::invalid_argument("an extent without an arena");
     list.push_back({arena, bytes});
   }
   return {new Rank(std::move(segment), rank, std::move(record), std::move(device), row,
-                   std::move(driver), std::move(list), Milliseconds(fence_deadline_ms)),
+                   std::move(driver), std::move(list), Milliseconds(fence_deadline_ms),
+                   budget::PaceTerms{pace.first, pace.second}),
           end_rank};
 }
 
@@ -125,7 +126,10 @@ void bind_rank(py::module_& m) {
       .def(py::init(&make_rank), py::arg("segment").none(false).none(false).none(false),
            py::arg("rank"), py::arg("budget").none(false), py::arg("device"), py::arg("row"),
            py::arg("driver").none(false), py::arg("extents"),
-           py::arg("fence_deadline_ms") = Milliseconds(Rank::kFenceDeadline).count(), no_gil())
+           py::arg("fence_deadline_ms") = Milliseconds(Rank::kFenceDeadline).count(),
+           py::arg("pace") =
+               std::pair(budget::PaceTerms{}.bytes_per_second, budget::PaceTerms{}.burst),
+           no_gil())
       .def("make_ready", &Rank::make_ready, py::arg("pages"), no_gil())
       .def("retire", &Rank::retire, py::arg("pages"), py::arg("epoch"),
            py::arg("fences") = Rank::Fences{}, no_gil())

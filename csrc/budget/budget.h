@@ -149,9 +149,9 @@ class Budget : public std::enable_shared_from_this<Budget> {
   virtual std::uint32_t wait_event(std::uint32_t seen,
                                    std::chrono::milliseconds deadline) const = 0;
   virtual std::uint32_t event() const = 0;
-  // For who could give memory and has nothing else to do: as wait_event(), but with a counter of its
-  // own that set_want, set_idle while somebody wants memory, and whoever comes or goes bump, and
-  // does not return before another instance than this row's wants memory. So as long as nobody
+  // For who could give memory and has nothing else to do: as wait_event(), but with a counter of
+  // its own that set_want, set_idle while somebody wants memory, and whoever comes or goes bump,
+  // and does not return before another instance than this row's wants memory. So as long as nobody
   // does, an engine is not disturbed by what its neighbours take and give back.
   virtual std::uint32_t wait_wanted(int row, std::uint32_t seen,
                                     std::chrono::milliseconds deadline) const = 0;

@@ -19,7 +19,7 @@ constexpr Milliseconds kFirstPageLook{50};
 
 Rank::Rank(std::shared_ptr<Segment> segment, std::uint32_t rank, std::shared_ptr<Budget> budget,
            std::string device, int row, std::shared_ptr<vmm::Driver> driver,
-           std::vector<Extent> extents, Milliseconds fence_deadline)
+           std::vector<Extent> extents, Milliseconds fence_deadline, const PaceTerms& pace)
     : segment_(std::move(segment)),
       rank_(rank),
       budget_(std::move(budget)),
@@ -29,7 +29,8 @@ Rank::Rank(std::shared_ptr<Segment> segment, std::uint32_t rank, std::shared_ptr
       memory_(budget_, row, std::move(driver), std::move(extents), segment_->num_pages()),
       threading_(std::make_unique<Threading>()),
       pages_(segment_->num_pages()),
-      grow_tail_(segment_->part(rank).grow_done.load()) {
+      grow_tail_(segment_->part(rank).grow_done.load()),
+      pace_(pace) {
   const RankPart& part = segment_->part(rank_);
   if (device.empty() || device.size() >= sizeof(part.device))
     throw std::invalid_argument("a device key has 1 to " + std::to_string(sizeof(part.device) - 1) +

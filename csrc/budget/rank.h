@@ -3,9 +3,10 @@
 // One background thread serves the instance's segment: for the pages asked for it leases, creates
 // handles, publishes the results, and then maps and zeroes ahead. The engine's thread calls only
 // make_ready() before a step, which finds the pages mapped unless the background is late, and
-// retire() behind a step's fence, which queues. Neither waits for the other's driver calls on
-// pages that share no granule. No thread here knows Python. All waits have a deadline, but for
-// close(), which waits for the background's driver call under way.
+// retire() behind a step's fence, which queues. While nobody wants memory the background keeps a
+// pace (csrc/budget/pace.h); what a step or drain() waits for does not. Neither waits for the
+// other's driver calls on pages that share no granule. No thread here knows Python. All waits have
+// a deadline, but for close(), which waits for the background's driver call under way.
 //
 // Failures: what the driver refuses to create is refused; a page that it would not map is owned
 // still; one that it would not take back is in quarantine: it keeps its lease until it goes at
@@ -24,6 +25,7 @@
 #include <thread>
 #include <vector>
 
+#include "budget/pace.h"
 #include "budget/rank_memory.h"
 #include "budget/segment.h"
 
@@ -48,7 +50,8 @@ class Rank {
   // joined before; then nothing is held, and the row is still the caller's.
   Rank(std::shared_ptr<Segment> segment, std::uint32_t rank, std::shared_ptr<Budget> budget,
        std::string device, int row, std::shared_ptr<vmm::Driver> driver,
-       std::vector<Extent> extents, Milliseconds fence_deadline = kFenceDeadline);
+       std::vector<Extent> extents, Milliseconds fence_deadline = kFenceDeadline,
+       const PaceTerms& pace = {});
   ~Rank();
   Rank(const Rank&) = delete;
   Rank& operator=(const Rank&) = delete;
@@ -105,8 +108,8 @@ class Rank {
   void start(const std::string& device);
   void serve();
   bool serve_growth();
-  bool serve_ready();
-  Turn serve_retirement();
+  Turn serve_ready(bool in_haste);
+  Turn serve_retirement(bool in_haste);
   bool fences_passed(Retirement& retirement);
   bool fences_end();
   std::string fence_failure(const vmm::Fence& fence, std::uint64_t epoch) const;
@@ -146,7 +149,10 @@ class Rank {
   bool ended_ = false, closed_ = false;
 
   std::atomic<bool> stopping_{false};
-  std::uint32_t grow_tail_;  // background thread only
+  std::atomic<int> draining_{0};  // threads in drain()
+  // Background thread only:
+  std::uint32_t grow_tail_;
+  Pace pace_;
 };
 
 }  // namespace kvcached::budget

@@ -136,8 +136,11 @@ void Rank::retire(const std::vector<std::int32_t>& pages, std::uint64_t epoch, F
 
 bool Rank::drain(Milliseconds deadline) {
   check_process();
+  ++draining_;
+  futex_bump(segment_->header().doorbell);
   std::unique_lock lock(mutex_);
   threading_->changed.wait_for(lock, deadline, [&] { return to_retire_.empty() || ended_; });
+  --draining_;
   return to_retire_.empty();
 }
 

@@ -9,9 +9,9 @@ namespace {
 
 // How long the thread sleeps without news. All work rings, so this only bounds a lost wake.
 constexpr Milliseconds kIdleWait{1000};
-// How often it looks at a fence that has not passed: well below a step, well above a look's cost.
-constexpr Milliseconds kFenceLook{1};
-
+// How often it looks at a fence that has not passed, or whether it may go on: well below a step,
+// well above a look's cost.
+constexpr Milliseconds kShortLook{1};
 // How often it looks at the device while somebody wants memory: others than members may use it.
 constexpr Milliseconds kWantedLook{50};
 
@@ -25,13 +25,13 @@ void Rank::serve() {
       const std::uint32_t seen = header.doorbell.load();
       const bool wanted = serve_wish();
       const bool grew = serve_growth();
-      const bool mapped = serve_ready();
-      const Turn retired = serve_retirement();
-      if (grew || mapped || retired == Turn::kWorked || stopping_) continue;
-      futex_wait(header.doorbell, seen,
-                 retired == Turn::kWaits ? kFenceLook
-                 : wanted                ? kWantedLook
-                                         : kIdleWait);
+      const bool in_haste = wanted || draining_ > 0;
+      const Turn mapped = serve_ready(in_haste);
+      const Turn retired = serve_retirement(in_haste);
+      const bool worked = grew || mapped == Turn::kWorked || retired == Turn::kWorked;
+      if (worked || stopping_) continue;
+      const bool waits = mapped == Turn::kWaits || retired == Turn::kWaits;
+      futex_wait(header.doorbell, seen, waits ? kShortLook : wanted ? kWantedLook : kIdleWait);
     }
   } catch (const std::exception& error) {
     segment_->fail(rank_, error.what());
@@ -119,16 +119,21 @@ std::vector<std::int32_t> Rank::take_to_map() {
   return taken;
 }
 
-bool Rank::serve_ready() {
+Rank::Turn Rank::serve_ready(bool in_haste) {
+  if (!in_haste && !pace_.allows()) {
+    std::lock_guard lock(mutex_);
+    return to_map_.empty() ? Turn::kIdle : Turn::kWaits;
+  }
   const std::vector<std::int32_t> pages = take_to_map();
-  if (pages.empty()) return false;
+  if (pages.empty()) return Turn::kIdle;
+  pace_.spend(pages.size() * memory_.own_bytes());
   try {
     map_pages(pages);
   } catch (const vmm::DriverError&) {
     memory_.check_alive();
     // The step that needs the page tries again, and says why it cannot.
   }
-  return true;
+  return Turn::kWorked;
 }
 
 // Looks at the fences, which is a driver call, without the lock: a deque's elements stay where they
@@ -145,7 +150,7 @@ bool Rank::fences_passed(Retirement& retirement) {
 }
 
 // One page a turn: growth and mapping do not wait for a long list, nor for a fence.
-Rank::Turn Rank::serve_retirement() {
+Rank::Turn Rank::serve_retirement(bool in_haste) {
   Retirement* retirement = nullptr;
   {
     std::lock_guard lock(mutex_);
@@ -153,6 +158,7 @@ Rank::Turn Rank::serve_retirement() {
     retirement = &to_retire_.front();
   }
   if (!fences_passed(*retirement)) return Turn::kWaits;
+  if (!in_haste && !pace_.allows()) return Turn::kWaits;
   std::int32_t page = 0;
   std::uint64_t epoch = 0;
   {
@@ -188,6 +194,7 @@ void Rank::release_page(std::int32_t page, std::uint64_t epoch) {
     pages_[page].state = State::kReleasing;
   }
   const bool gone = memory_.release(page);
+  pace_.spend(memory_.own_bytes());
   if (gone) {
     std::lock_guard lock(mutex_);
     ++counters_.released;

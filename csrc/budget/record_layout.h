@@ -33,8 +33,8 @@ struct alignas(kCacheLine) Header {
   char boot_id[kBootIdBytes];
   alignas(kCacheLine) Word capacity;  // bytes, like all that follow
   Word headroom;
-  alignas(kCacheLine) EventWord event;   // whatever those may wait for who lack memory
-  EventWord wanted;                      // whatever those may wait for who could give some
+  alignas(kCacheLine) EventWord event;  // whatever those may wait for who lack memory
+  EventWord wanted;                     // whatever those may wait for who could give some
 };
 
 struct alignas(kCacheLine) Row {

@@ -150,6 +150,38 @@ def test_no_wake_is_lost(tmp_path: Path) -> None:
 # --- mapping ---
 
 
+def test_the_background_keeps_its_pace_until_somebody_waits(tmp_path: Path) -> None:
+    with rig(tmp_path) as engine:
+        member = engine.join(pace=(1e-9, 1.0))  # a piece, and then nothing
+        pages = range(1, 6)
+        engine.grow(1)
+        eventually(lambda: member.rank.counters()["mapped_ahead"] == 1, "the burst")
+        assert engine.grow(2, 3, 4, 5) == ([2, 3, 4, 5], [], [])  # a promise is not paced
+        time.sleep(0.05)
+        assert member.rank.counters()["mapped_ahead"] == 1
+        member.rank.make_ready(list(pages))  # nor is what a step needs
+        assert member.rank.counters()["mapped_in_step"] == 4
+        member.rank.retire(list(pages), 1)
+        time.sleep(0.05)
+        assert member.rank.counters()["released"] == 0
+        assert member.rank.drain(PATIENCE_S * 1000)
+        assert member.rank.counters()["released"] == 5
+
+
+def test_the_background_is_in_haste_while_somebody_wants_memory(tmp_path: Path) -> None:
+    with rig(tmp_path) as engine:
+        member = engine.join(pace=(1e-9, 1.0))
+        engine.grow(1, 2, 3)
+        member.rank.make_ready([1, 2, 3])
+        member.rank.retire([1, 2, 3], 1)
+        other = engine.budget.join("other", 0, engine.budget.capacity())
+        engine.budget.set_want(other, PAGE)
+        engine.segment.ring_ranks()
+        eventually(lambda: member.rank.counters()["released"] == 3, "the release")
+        engine.budget.set_want(other, 0)
+        engine.budget.leave(other)
+
+
 def test_page_0_is_mapped_and_zero_from_start_to_end(tmp_path: Path) -> None:
     with rig(tmp_path) as engine:
         member = engine.join()
