@@ -203,6 +203,11 @@ class Supply:
         self._most_pages = None
         self._policy.rest()
 
+    def rest_from_growth(self) -> None:
+        """Takes in what is on its way, if it comes soon, rather than be woken for it."""
+        if self.is_growing():
+            self.await_growth(self.segment.outstanding)
+
     def unused_pages(self) -> int:
         """Owned pages that no request uses."""
         return self._ledger.empty_pages() + self._ledger.cached_only_pages()

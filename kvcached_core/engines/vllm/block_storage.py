@@ -143,6 +143,7 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         supply.settle()
         self._short_pages = 0
         supply.rest()
+        supply.rest_from_growth()
         supply.publish_wish(0)
         supply.publish_idle(resting=True)
         self._unsettled = supply.is_growing()
