@@ -15,9 +15,10 @@ from typing import Any
 from engine.processes import Run
 from gpu.scale import REHEARSAL
 
-# Differences between two runs of static were seen up to 4e-4. On a CPU answers are equal.
-GAP = 1e-6 if REHEARSAL else 1e-3
-MOST_TIES = 0.15  # of static's requests
+# Of some 70 answers that differed on a GPU, all but one did at gaps below 6e-4, that one at 9.9e-4.
+# On a CPU answers are equal.
+GAP = 1e-6 if REHEARSAL else 1.5e-3
+MOST_TIES = 0.15  # of static's requests; random logits of the model's scale make it 0.11
 
 Answers = Iterable[tuple[int, list[int]]]
 Difference = tuple[int, int, float]  # request, its first token that differs, static's gap there
