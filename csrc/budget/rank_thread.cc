@@ -51,18 +51,25 @@ bool Rank::serve_wish() {
   return true;
 }
 
-// Creates all that is asked for before it maps any: what others wait for is the promise.
+// Creates all that is asked for before it maps any: what others wait for is the promise. Pages that
+// share granules need less than was promised for them, which may be enough for more.
 bool Rank::serve_growth() {
   const std::uint32_t head = segment_->header().grow_head.load(std::memory_order_acquire);
   if (grow_tail_ == head) return false;
   std::uint32_t promised = memory_.lease(head - grow_tail_, stopping_);
   segment_->set_sample(rank_, memory_.last_look());
+  bool returned = false;  // some of a promise, since the last
   for (; grow_tail_ != head && !stopping_; ++grow_tail_) {
     const std::int32_t page = segment_->entry(grow_tail_);
     bool owned = false;
+    if (promised == 0 && returned) {
+      promised = memory_.lease(head - grow_tail_, stopping_);
+      returned = false;
+    }
     if (wants(page) && promised > 0) {
       --promised;
       owned = create_page(page);
+      returned = owned && memory_.own_bytes() < page_bytes();
       if (!owned) {  // the next would most likely fail too
         memory_.unlease(promised);
         promised = 0;

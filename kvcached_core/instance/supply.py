@@ -31,8 +31,7 @@ class Supply:
         self._ledger = ledger
         self._policy = GrowthPolicy(plan.settings.reserve_pages)
         self._page_bytes = plan.page_bytes  # at most
-        self._own_bytes = sum(plan.extent_bytes)
-        self._limit_pages = plan.limit // plan.page_bytes
+        self._own_bytes = sum(plan.extent_bytes)  # on average, where pages share granules
         self._floor_pages = -(-plan.floor // plan.page_bytes)
         self.segment = Segment.open(str(plan.segment))
         self._rows = [self._row_of(rank) for rank in range(plan.num_ranks)]
@@ -74,12 +73,13 @@ class Supply:
 
     def is_beyond_share(self, num_blocks: int) -> bool:
         """Whether others lack memory of which this engine's requests, with so many blocks more,
-        would use more than its share."""
+        would use more than its share. What pages use is reckoned with what belongs to them, so
+        that all of a limit is within the share of an engine whose neighbours lack nothing."""
         ledger, per_page = self._ledger, self._plan.blocks_per_page
         share = self._least(self.budget.fair_share)
         room = ledger.used_pages() * per_page - 1 - ledger.num_used()
         pages = ledger.used_pages() + max(0, -((room - num_blocks) // per_page))
-        return pages * self._page_bytes > share
+        return pages * self._own_bytes > share
 
     def _free_pages(self) -> int:
         """Pages that the budget would grant now."""
@@ -227,7 +227,7 @@ class Supply:
         if not target:
             return 0
         # Whole pages cover the target: a neighbour's pages may be smaller than ours.
-        missing = -(-target // self._page_bytes) - self._ledger.pages("retiring")
+        missing = -(-target // self._own_bytes) - self._ledger.pages("retiring")
         above_floor = self._ledger.pages("owned") - self._floor_pages
         return max(0, min(missing, unused, above_floor))
 
@@ -263,8 +263,8 @@ class Supply:
 
     def publish_wish(self, pages: int) -> None:
         """Pages that a request lacks."""
-        # What the limit forbids, no neighbour can give.
-        pages = min(pages, max(0, self._limit_pages - self._ledger.pages("owned")))
+        if pages:  # what the limit forbids, no neighbour can give
+            pages = min(pages, self._pages_below_limit())
         if pages != self._wish:
             self._wish = pages
             self.segment.set_wish(pages)
@@ -282,6 +282,11 @@ class Supply:
             self.segment.ring_ranks()
 
     # --- inside ---
+
+    def _pages_below_limit(self) -> int:
+        infos = [self.segment.rank_info(rank) for rank in range(len(self._rows))]
+        created = max(int(info["created_bytes"]) for info in infos)
+        return max(0, self._plan.limit - created) // self._page_bytes
 
     def _reachable_pages(self) -> int:
         return self._least(self.budget.reachable) // self._page_bytes

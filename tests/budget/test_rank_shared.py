@@ -59,6 +59,19 @@ def test_a_shared_granule_is_leased_once(tmp_path: Path) -> None:
             assert member.held() == member.rank.mapped_bytes == bytes_under(owned)
 
 
+@pytest.mark.parametrize("capacity", range(4, 12))
+def test_pages_asked_for_at_once_are_granted_like_pages_asked_for_one_by_one(
+    tmp_path: Path, capacity: int
+) -> None:
+    with rig(tmp_path, extents=SHARED, capacity=capacity) as engine:
+        member = engine.join()
+        fit = [0]
+        while len(fit) < 8 and bytes_under(fit) + MOST <= capacity * PAGE:
+            fit.append(len(fit))
+        assert engine.grow(*range(1, 8))[0] == fit[1:]
+        eventually(lambda: member.held() == bytes_under(fit), "surplus back")
+
+
 def test_idle_memory_is_told_by_what_belongs_to_pages(tmp_path: Path) -> None:
     with rig(tmp_path, extents=SHARED) as engine:
         member = engine.join()

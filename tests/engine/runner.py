@@ -13,7 +13,7 @@ adapters or null for none: each prompt is asked with each of them; ``reset``, wh
 prefix cache at the end; ``busy``, a file until which the workload is repeated; ``cycles``, how
 often to sleep and wake with nothing running, looking at the device behind ``record`` (directory and
 key); ``logprobs``, whether to tell, as ``gaps``, by how much each token was likelier than the next
-best one (difference of logarithms).
+best one (difference of logarithms); ``most_tokens``, of an answer.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     adapters = _adapters(job.get("adapters", [None]))
     asked = workload.prompts(-(-count // len(adapters)))
     prompts = [TokensPrompt(prompt_token_ids=p) for p in asked for _ in adapters][:count]
-    lengths = workload.output_lengths(count)
+    lengths = [min(n, job.get("most_tokens", n)) for n in workload.output_lengths(count)]
     more = {"logprobs": 2} if job.get("logprobs") else {}
     samplings = [
         SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, **more) for n in lengths

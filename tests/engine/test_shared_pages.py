@@ -71,6 +71,52 @@ def test_what_one_engine_caches_reaches_another_that_needs_it(make: Make) -> Non
     assert sum(row.lease for row in one.budget.rows()) <= 12 * PAGE
 
 
+def fill(pair: Pair, pages: int) -> None:
+    """One request a page; the null block is in the first one's."""
+    assert pair.admit(tokens(PER_PAGE - 1, seed=100)) is not None
+    for seed in range(101, 100 + pages):
+        assert pair.admit(tokens(PER_PAGE, seed=seed)) is not None
+        pair.step()
+
+
+def test_prefixes_over_all_of_its_limit_keep_no_request_out(make: Make) -> None:
+    """The pages then touch fewer granules than each of them could."""
+    pair = make("one", pages=12, num_blocks=80)
+    assert pair.admit(tokens(1)) is not None  # it runs all the time
+    for seed in range(1, 21):
+        request = pair.admit(tokens(PER_PAGE, seed=seed))
+        assert request is not None, f"number {seed}"
+        pair.step()
+        pair.finish(request)
+    assert pair.ledger.used_pages() * MOST > pair.plan.limit >= pair.lease
+
+
+def test_it_wishes_for_all_that_its_limit_leaves(make: Make) -> None:
+    one, two = make("one", pages=12, floor_pages=0), make("two", pages=12, floor_pages=0)
+    fill(two, 2)
+    fill(one, 9)
+    assert 9 * MOST >= one.plan.limit >= one.lease + MOST
+    assert not one.pool.reserve_blocks(PER_PAGE)
+    one.step()
+    until(lambda: one.want == MOST, "wish")
+
+
+def test_so_many_pages_go_to_a_neighbour_as_its_want_takes(make: Make) -> None:
+    one, two = make("one", pages=12, floor_pages=0), make("two", pages=12, floor_pages=0)
+    fill(two, 8)
+    two.clear()
+    two.rest()
+    two.settle()
+    assert not one.pool.reserve_blocks(7 * PER_PAGE)
+    one.step()
+    until(lambda: one.want > 3 * MOST and two.storage.supply.is_asked(), "wish")
+    two.storage.supply.publish_idle(resting=True)
+    until(lambda: two.idle == two.storage.supply.unused_pages() * PAGE, "idle")
+    target = two.budget.reclaim_target(two.row)
+    assert 2 * PAGE < target < two.idle
+    assert two.storage.supply.pages_for_neighbours() == -(-target // PAGE) > -(-target // MOST)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_two_engines_on_one_budget_keep_every_promise(make: Make, seed: int) -> None:
     rng = random.Random(seed)

@@ -32,5 +32,15 @@ def until_stop(tokens: list[int]) -> list[int]:
     return tokens[:end]
 
 
+def blocks_at_once(running: int, block_size: int) -> int:
+    """Blocks that the first so many requests fill if all run at once and share their prefixes."""
+    shared, own = set(), 0
+    for prompt, answer in zip(prompts(running), output_lengths(running), strict=True):
+        whole = len(prompt) // block_size
+        shared.update(tuple(prompt[: block_size * (i + 1)]) for i in range(whole))
+        own += -(-(len(prompt) + answer) // block_size) - whole
+    return len(shared) + own
+
+
 def _tokens(draw: random.Random, length: int) -> list[int]:
     return [draw.randrange(FIRST_TOKEN, FIRST_TOKEN + VOCABULARY) for _ in range(length)]

@@ -14,23 +14,51 @@ from gpu.load import ENVIRONMENT, RUNNERS, SHAPE, job
 Note = Callable[..., None]
 
 
-@pytest.fixture(scope="session")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
-    return Engines(tmp_path_factory.mktemp("engines"), SHAPE, ENVIRONMENT)
+class Results:
+    """What the tests found, printed and kept in the file that KVCACHED_GPU_RESULTS names."""
 
+    def __init__(self) -> None:
+        self.folder: Path | None = None  # of the engines
+        self._found: dict[str, Any] = {}
 
-@pytest.fixture(scope="session")
-def note() -> Note:
-    """Keeps figures of a test under its name."""
-    found: dict[str, Any] = {}
-
-    def keep(name: str, **figures: Any) -> None:
-        found[name] = figures
+    def keep(self, name: str, **figures: Any) -> None:
+        """Keeps figures of a test under its name."""
+        self._found[name] = figures
         print(name, json.dumps(figures))
         if path := os.environ.get("KVCACHED_GPU_RESULTS"):
-            Path(path).write_text(json.dumps(found, indent=1) + "\n")
+            Path(path).write_text(json.dumps(self._found, indent=1) + "\n")
 
-    return keep
+    def keep_logs(self) -> None:
+        """Of engines that ended without a result."""
+        for log in sorted(self.folder.glob("*.log")) if self.folder else []:
+            name = f"engine {log.stem}, no result"
+            if name not in self._found and not log.with_suffix(".result").exists():
+                self.keep(name, log=log.read_text(errors="replace")[-3000:])
+
+
+RESULTS = pytest.StashKey[Results]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[RESULTS] = Results()
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Also where a fixture failed."""
+    item.config.stash[RESULTS].keep_logs()
+
+
+@pytest.fixture(scope="session")
+def engines(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Engines:
+    folder = tmp_path_factory.mktemp("engines")
+    pytestconfig.stash[RESULTS].folder = folder
+    return Engines(folder, SHAPE, ENVIRONMENT)
+
+
+@pytest.fixture(scope="session")
+def note(pytestconfig: pytest.Config) -> Note:
+    """Keeps figures of a test under its name."""
+    return pytestconfig.stash[RESULTS].keep
 
 
 @pytest.fixture(scope="session", params=sorted(RUNNERS))
@@ -44,7 +72,7 @@ def static(engines: Engines, runner: str) -> Run:
 
 
 @pytest.fixture
-def figures(note: Callable[..., None], runner: str) -> Callable[..., None]:
+def figures(note: Note, runner: str) -> Note:
     def keep(name: str, **found: Any) -> None:
         note(f"{name}, {runner} runner", **found)
 

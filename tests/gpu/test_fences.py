@@ -9,18 +9,19 @@ and without them the device faults.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from engine.processes import Engines, Run
 from engine.workload import until_stop
-from gpu.load import check, first_difference, job, summary
+from gpu.compare import Comparison, compare
+from gpu.conftest import Note
+from gpu.load import job
 
 pytestmark = [pytest.mark.gpu]
 
-Note = Callable[..., None]
+COUNT = 200  # of `hasty`
 
 DELAY_CYCLES = 100_000_000  # some 50 ms: several times what the host needs for a step
 # A page is one block, and none is kept that no request uses.
@@ -41,37 +42,38 @@ def hasty(engines: Engines, runner: str, name: str, **mutation: Any) -> Run:
     )
 
 
-def differing_from(static: Run, found: dict[str, Any]) -> list[tuple[str, float]]:
-    """Requests with other tokens than static's up to one that ends them, and the gap there."""
-    result = []
-    for request, ours in found["tokens"].items():
-        first = first_difference(until_stop(static["tokens"][int(request)]), ours)
-        if first is not None:
-            gaps = static["gaps"][int(request)]
-            result.append((request, gaps[min(first, len(gaps) - 1)]))
-    return result
+@pytest.fixture(scope="module")
+def reference(engines: Engines, runner: str) -> Run:
+    return engines.run(f"static-{runner}-{COUNT}", job(runner, COUNT))
+
+
+def compare_hasty(static: Run, found: dict[str, Any]) -> Comparison:
+    """With static's answers up to a token that ends them."""
+    answers = [(int(request), tokens) for request, tokens in found["tokens"].items()]
+    return compare(static, answers, expected=until_stop)
 
 
 def test_pages_go_behind_a_late_device(
-    static: Run, engines: Engines, runner: str, figures: Note
+    reference: Run, engines: Engines, runner: str, figures: Note
 ) -> None:
     found = hasty(engines, runner, "late")["hasty"]
-    different = differing_from(static, found)
+    compared = compare_hasty(reference, found)
     answers = {int(request): tokens for request, tokens in found["tokens"].items()}
-    stopped = sum(len(tokens) < len(static["tokens"][i]) for i, tokens in answers.items())
-    figures(
-        "late device", **summary(different), stopped=stopped, aborted=len(set(found["aborted"]))
-    )
-    assert stopped > 50 and len(set(found["aborted"])) > 5
-    assert len(answers) + len(set(found["aborted"])) == 200
+    stopped = sum(len(tokens) < len(reference["tokens"][i]) for i, tokens in answers.items())
+    aborted = len(set(found["aborted"]))
+    figures("late device", **compared.summary(), stopped=stopped, aborted=aborted)
+    assert stopped > 50 and aborted > 5
+    assert len(answers) + aborted == COUNT
     assert found["used"] == 0
-    check(different, 200)
+    compared.check()
 
 
-def test_without_fences_it_shows(static: Run, engines: Engines, runner: str, figures: Note) -> None:
+def test_without_fences_it_shows(
+    reference: Run, engines: Engines, runner: str, figures: Note
+) -> None:
     harmed = hasty(engines, runner, "unfenced", unfenced=True)
     died = harmed.result is None
-    wrong = None if died else len(differing_from(static, harmed["hasty"]))
+    wrong = None if died else len(compare_hasty(reference, harmed["hasty"]).wrong)
     figures("unfenced", returncode=harmed.returncode, different=wrong, log=harmed.log[-600:])
     if died:  # and for the right reason
         assert "illegal memory access" in harmed.log or "is lost" in harmed.log

@@ -12,8 +12,8 @@ from engine import workload
 from engine.device_use import Watch
 from engine.processes import DEADLINE_S, Engines, Run
 from engine.runner import READY
+from gpu.compare import compare_runs
 from gpu.conftest import Note
-from gpu.load import check, differing, summary
 from gpu.scale import SCALE, device_key
 from gpu.test_sleep import job
 
@@ -88,6 +88,7 @@ def test_each_finishes_all_its_requests(story: Story) -> None:
 
 
 def test_their_tokens_are_statics(static: Run, story: Story, note: Note) -> None:
-    different = [found for run in (story.first, story.second) for found in differing(static, run)]
-    note("tokens of two engines", requests=2 * SCALE.many, **summary(different))
-    check(different, 2 * SCALE.many)
+    found = compare_runs(static, story.first, story.second)
+    note("tokens of two engines", **found.summary())
+    assert found.requests == 2 * SCALE.many
+    found.check()

@@ -13,8 +13,9 @@ from engine.beside import ROUND
 from engine.device_use import device_used
 from engine.processes import DEADLINE_S, Engines, Run
 from engine.runner import READY
+from gpu.compare import compare
 from gpu.conftest import Note
-from gpu.load import ENGINE, check, differing, summary
+from gpu.load import ENGINE
 from gpu.scale import SCALE, device_key
 from kvcached_core.budget import Budget, Grant, open_device_budget
 
@@ -117,24 +118,20 @@ def test_no_byte_leaks_from_cycle_to_cycle(story: Story, note: Note) -> None:
         assert abs(values[-1] - values[0]) <= SCALE.noise + (SCALE.page if SCALE.noise else 0)
 
 
-def test_each_time_it_answers_as_before(story: Story, note: Note) -> None:
-    different = [
-        found
-        for cycle in story.cycles
-        for found in differing(story.a, Run(0, "", {"tokens": cycle["tokens"]}))
-    ]
-    note("tokens after waking", requests=CYCLES * SCALE.few, **summary(different))
-    check(different, CYCLES * SCALE.few)
+def test_each_time_it_answers_as_static(story: Story, reference: Run, note: Note) -> None:
+    rounds = [story.a["tokens"], *(cycle["tokens"] for cycle in story.cycles)]
+    found = compare(reference, *map(enumerate, rounds))
+    note("tokens after waking", **found.summary())
+    assert found.requests == (1 + CYCLES) * SCALE.few
+    found.check()
 
 
 def test_the_neighbour_answers_as_alone(story: Story, reference: Run, note: Note) -> None:
     rounds = [story.b["tokens"], *story.b["busy"]["rounds"]]
-    different = [
-        found for tokens in rounds for found in differing(reference, Run(0, "", {"tokens": tokens}))
-    ]
-    requests = sum(map(len, rounds))
-    note("tokens of the neighbour", requests=requests, **summary(different))
-    check(different, requests)
+    found = compare(reference, *map(enumerate, rounds))
+    note("tokens of the neighbour", **found.summary())
+    assert found.requests == len(rounds) * (SCALE.many // 2)
+    found.check()
 
 
 def test_in_the_end_all_is_given_back(story: Story) -> None:
