@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,7 +94,7 @@ def test_latent_attention_that_reads_all_of_an_fp8_cache(
     check(asked)  # this model is none
     latent = SimpleNamespace(attention_arch="AttentionArch.MLA")
     monkeypatch.setattr(type(asked), "get_model_config", lambda args: latent)
-    with pytest.raises(ValueError, match="--kv-cache-dtype=fp8 .*--attention-backend=flashinfer"):
+    with pytest.raises(ValueError, match=r"--kv-cache-dtype=fp8 .*--attention-backend=flashinfer"):
         check(asked)
 
 
@@ -142,5 +141,5 @@ def test_the_longest_request_is_what_the_room_holds() -> None:
 def test_no_request_fits() -> None:
     from kvcached_core.engines.sglang.room import longest_request
 
-    with pytest.raises(ValueError, match="needs 8MiB .* there is room for 1MiB: limit is 1MiB"):
+    with pytest.raises(ValueError, match=r"needs 8MiB .* there is room for 1MiB: limit is 1MiB"):
         longest_request(geometry(1025, 64), room(limit=1 << 20), 511)
