@@ -19,6 +19,8 @@ LIMIT = 3 * MIB // 2
 AT_REST = 3 * PAGE  # padding's page and the reserve
 SMALL = {"page_size": PAGE}
 BUSY_CHECKS = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
+# After it had to take memory from a request, the scheduler soon lets in too many again.
+BOLD = {"SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS": "3", "SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR": "0.0"}
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +37,9 @@ def unbounded(engines: SglangEngines) -> Run:
 @pytest.fixture(scope="module")
 def tight(engines: SglangEngines) -> Run:
     """Too little for what runs at once, without overlap."""
-    engine = {"disable_overlap_schedule": True, "schedule_conservativeness": 0.05}
+    engine = {"disable_overlap_schedule": True}
     storage = {**SMALL, "limit": LIMIT, "prefix_bound": "256KiB"}
-    return engines.elastic("tight", storage, engine=engine, environment=BUSY_CHECKS)
+    return engines.elastic("tight", storage, engine=engine, environment=BUSY_CHECKS | BOLD)
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,19 @@ def without_tree(engines: SglangEngines) -> Run:
     """No prefix is kept; little memory, with overlap."""
     engine = {"disable_radix_cache": True}
     return engines.elastic("without-tree", {**SMALL, "limit": 2 * MIB}, engine=engine)
+
+
+@pytest.fixture(scope="module")
+def paged(engines: SglangEngines) -> Run:
+    """Pages of 16 tokens, which take Triton, interpreted here; with overlap, too little memory."""
+    return engines.elastic(
+        "paged",
+        {**SMALL, "limit": LIMIT},
+        count=40,
+        engine={"page_size": 16},
+        environment={"TRITON_INTERPRET": "1", **BOLD},
+        flush=True,
+    )
 
 
 def test_tokens_with_room_for_everything(unbounded: Run, upstream: Run) -> None:
@@ -55,7 +70,7 @@ def test_tokens_with_room_for_everything(unbounded: Run, upstream: Run) -> None:
 
 def test_tokens_while_requests_give_way(tight: Run, upstream: Run) -> None:
     assert tight["tokens"] == upstream["tokens"]
-    assert tight["retractions"] > 0
+    assert tight["retractions"] > 10
     assert tight["memory_peak"] <= LIMIT
 
 
@@ -66,7 +81,14 @@ def test_tokens_without_a_tree(without_tree: Run, upstream: Run) -> None:
     assert without_tree["memory_after_run"] == AT_REST
 
 
-@pytest.mark.parametrize("name", ["unbounded", "tight", "without_tree"])
+def test_tokens_of_larger_pages(paged: Run, upstream: Run) -> None:
+    assert paged["tokens"] == upstream["tokens"][:40]
+    assert paged["inside"]["allocator"].endswith("ElasticPagedAllocator")
+    assert paged["memory_peak"] <= LIMIT
+    assert paged["retractions"] > 0
+
+
+@pytest.mark.parametrize("name", ["unbounded", "tight", "without_tree", "paged"])
 def test_what_can_be_taken_has_memory(name: str, request: pytest.FixtureRequest) -> None:
     run: Run = request.getfixturevalue(name)
     assert run["inside"]["looks"]["count"] > 50
@@ -87,8 +109,9 @@ def test_prefixes_stay_until_a_neighbour_needs_the_memory(unbounded: Run, upstre
     assert unbounded["tokens_again"] == upstream["tokens"]
 
 
-def test_without_prefixes_memory_falls_to_the_reserve(unbounded: Run) -> None:
+def test_without_prefixes_memory_falls_to_the_reserve(unbounded: Run, paged: Run) -> None:
     assert unbounded["memory_flushed"] == AT_REST
+    assert paged["memory_flushed"] == AT_REST
 
 
 def test_an_engine_that_sleeps_keeps_the_page_of_padding(unbounded: Run, upstream: Run) -> None:
@@ -97,4 +120,4 @@ def test_an_engine_that_sleeps_keeps_the_page_of_padding(unbounded: Run, upstrea
 
 
 def test_few_prefixes_are_kept_under_a_bound(tight: Run) -> None:
-    assert tight["memory_after_run"] <= AT_REST + 4 * PAGE
+    assert AT_REST <= tight["memory_after_run"] <= AT_REST + 2 * PAGE

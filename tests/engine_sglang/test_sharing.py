@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ import pytest
 from engine.beside import ROUND
 from engine.processes import TESTS, Run, Started
 from engine_sglang.processes import SglangEngines
-from kvcached_core.budget import Budget, RowInfo
+from kvcached_core.budget import Budget, BudgetError, RowInfo
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
@@ -53,8 +53,8 @@ def story(engines: SglangEngines, tmp_path_factory: pytest.TempPathFactory) -> I
 
         def both_are_there() -> bool:
             nonlocal budget
-            if budget is None and (Path(directory) / "host:pair.record").exists():
-                budget = Budget.open(directory, "host:pair", 0, 0)
+            with contextlib.suppress(BudgetError):  # there is no record yet
+                budget = budget or Budget.open(directory, "host:pair", 0, 0)
             return budget is not None and len(rows(budget)) == 2
 
         one.wait_until(both_are_there, "both have joined")
@@ -93,7 +93,7 @@ def test_an_unmapped_live_page_kills_the_engine(engines: SglangEngines) -> None:
     storage = {"page_size": 256 << 10, "capacity": 16 * MIB}
     run = engines.elastic("mutant", storage, count=30, mutant=40)
     assert run.result is None
-    assert "SIGSEGV" in run.log or f"exit code: {-signal.SIGSEGV}" in run.log or run.returncode
+    assert "Segmentation fault" in run.log
 
 
 VLLM = os.environ.get("KVCACHED_VENV")

@@ -24,6 +24,7 @@ class Giver:
         bound = plan.settings.prefix_bound
         token_bytes = sum(plan.extent_bytes) / pool.page_tokens
         self._bound = None if bound is None else int(bound // token_bytes)
+        self._bound_pages = 0 if not bound else max(1, bound // plan.page_bytes)
 
     def give(self, demand: Demand, short: int, step: int, *, resting: bool) -> int:
         """Retires spare pages that are surplus or asked for, and looks for more of them; returns
@@ -33,7 +34,7 @@ class Giver:
             supply.rest()
         else:
             supply.end_pass(short)
-        self._keep_bound()
+        self._keep_bound(resting)
         given = supply.pages_for_neighbours()
         self._evict_for(given)
         most = pool.pages_beyond(max(demand.step, demand.admit))
@@ -54,9 +55,17 @@ class Giver:
             streams.append(int(self.forward_stream.cuda_stream))
         self._memory.retire(retired, epoch, streams)
 
-    def _keep_bound(self) -> None:
-        if self._bound is not None:
-            self._pool.evict(self._pool.evictable() - self._bound)
+    def _keep_bound(self, resting: bool) -> None:
+        """Evicts down to the tokens that fit in the bound; at rest, where pages that have any are
+        the tree's, until they are no more than it, a page's worth of tokens after each look."""
+        if self._bound is None:
+            return
+        pool = self._pool
+        tokens = pool.evictable() - self._bound
+        found = pool.stock.is_looking or pool.stock.collectable_pages(pool.num_listed)
+        if resting and not found and pool.ledger.num_used() > self._bound_pages:
+            tokens = max(tokens, pool.page_tokens)
+        pool.evict(tokens)
 
     def _evict_for(self, given: int) -> None:
         """So many tokens as the pages hold that are asked for and neither spare nor to be found:
