@@ -6,12 +6,17 @@ once it can be looked into. What was seen comes with the scheduler's internal st
 
 from __future__ import annotations
 
+import importlib.util
+import itertools
 import os
+from collections import Counter
 from typing import Any
 
 # Requests that must have come before the first one is scheduled, so that batches do not depend on
 # how fast they come.
 GATE = "KVCACHED_TEST_GATE"
+# The pass before which a page that requests read from is unmapped; 0: none.
+MUTANT = "KVCACHED_TEST_MUTANT"
 
 
 def run_scheduler_process(*args: Any, **kwargs: Any) -> None:
@@ -20,6 +25,8 @@ def run_scheduler_process(*args: Any, **kwargs: Any) -> None:
     inside = Inside()
     inside.watch_allocators()
     inside.watch_scheduler(scheduler.Scheduler)
+    if step := int(os.environ[MUTANT]):
+        unmap_before(step, scheduler.Scheduler)
     scheduler.run_scheduler_process(*args, **kwargs)
 
 
@@ -27,6 +34,7 @@ class Inside:
     def __init__(self) -> None:
         self.slots: list[Any] = []
         self.parked = 0
+        self.looks = Looks()
         self._gate = int(os.environ[GATE])
 
     def watch_allocators(self) -> None:
@@ -62,6 +70,10 @@ class Inside:
         return recording
 
     def watch_scheduler(self, cls: Any) -> None:
+        if importlib.util.find_spec("sglang.srt.mem_cache.kv_storage") is not None:
+            from kvcached_core.engines.sglang import KvcachedBackend
+
+            self.looks.watch(KvcachedBackend)
         prefill, state = cls.get_new_batch_prefill, cls.get_internal_state
 
         def gated(scheduler: Any) -> Any:
@@ -94,7 +106,71 @@ class Inside:
             "max_req_len": scheduler.max_req_len,
             "forward_ct": scheduler.forward_ct,
             "backend": _backend_report(),
+            "looks": {"count": self.looks.looks, "wrong": self.looks.wrong},
         }
+
+
+def unmap_before(step: int, cls: Any) -> None:
+    """Unmaps, before pass `step`, the page that most of its requests read from, in one tensor."""
+    run_batch, passes = cls.run_batch, itertools.count(1)
+
+    def harming(scheduler: Any, batch: Any, *more: Any) -> Any:
+        if next(passes) == step:
+            _unmap_busiest(scheduler, batch)
+        return run_batch(scheduler, batch, *more)
+
+    cls.run_batch = harming
+
+
+def _unmap_busiest(scheduler: Any, batch: Any) -> None:
+    from sglang.srt.mem_cache.kv_storage import get_kv_storage
+
+    geometry = get_kv_storage()._geometry
+    tokens = scheduler.req_to_token_pool.req_to_token
+    pages: Counter[int] = Counter()
+    for request in batch.reqs:
+        slots = tokens[request.req_pool_idx, : request.kv_committed_len]
+        pages.update(set((slots // geometry.page_tokens).tolist()))
+    page = next(page for page, _ in pages.most_common() if page)
+    arena = get_kv_storage()._memory._buffers[0].arena
+    arena.unmap(page * geometry.extent_bytes[0])
+
+
+class Looks:
+    """Every so many steps of an elastic backend: whether what can be taken has memory."""
+
+    EVERY = 7
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.wrong: list[str] = []
+        self._steps = itertools.count(1)
+
+    def watch(self, cls: Any) -> None:
+        begin_step = cls.begin_step
+
+        def looking(backend: Any, *arguments: Any) -> None:
+            begin_step(backend, *arguments)
+            if next(self._steps) % self.EVERY == 0:
+                self._look(backend)
+
+        cls.begin_step = looking
+
+    def _look(self, backend: Any) -> None:
+        pool = backend._stepper._pool
+        allocator, ledger, stock = pool._allocator, pool.ledger, pool.stock
+        self.looks += 1
+        ledger.check_integrity()
+        listed = allocator.free_pages.tolist()
+        if stock._withheld is not None:
+            listed += stock._withheld.blocks.tolist()
+        if len(set(listed)) != len(listed) or 0 in listed:
+            self.wrong.append("a slot is listed twice, or padding's")
+        for page in {block // backend._geometry.blocks_per_page for block in listed}:
+            if page and ledger.state_of(page) != "used":
+                self.wrong.append(f"page {page} is listed and {ledger.page_state(page)}")
+        if allocator.available_size() > 0 and allocator.unbacked_size() < 0:
+            self.wrong.append(f"{allocator.unbacked_size()} tokens are without memory")
 
 
 def _name_of(thing: Any) -> str:

@@ -3,7 +3,11 @@
     python tests/engine_sglang/runner.py JOB.json RESULT.json   (with tests/ on PYTHONPATH)
 
 The job: ``model``; ``engine``, arguments of Engine beside those below; ``count`` of requests;
-``sleeps``, whether to release the memory of the KV cache after them, resume, and run them again.
+``mutant``, the pass before which a page that requests read from is unmapped; ``gate``, a file that
+is waited for before the first request; ``neighbour``, what another member of the budget needs once
+the engine is idle; ``rounds``, how often the workload is repeated; ``busy``, a file until which it
+is; ``flush``, whether to drop the prefixes then; ``sleeps``, whether to release the memory of the
+KV cache after that, resume, and run them again.
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engine import workload
+from engine import beside, workload
+from engine.observe import Memory
 from engine_sglang import observe
 
 ENGINE: dict[str, Any] = {
@@ -33,9 +38,14 @@ ENGINE: dict[str, Any] = {
 }
 
 
+READY = "the runner's engine is ready"  # a line of the log
+GATE_S = 900  # guards against a hang
+
+
 def run(job: dict[str, Any]) -> dict[str, Any]:
     count = job.get("count", 200)
     os.environ[observe.GATE] = str(count)
+    os.environ[observe.MUTANT] = str(job.get("mutant", 0))
     import sglang
     from sglang.srt.entrypoints.engine import Engine as Upstream
 
@@ -48,20 +58,58 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     kv_storage = "sglang.srt.mem_cache.kv_storage"
     result["fork"] = importlib.util.find_spec(kv_storage) is not None
     result["version"] = sglang.__version__
+    print(READY, flush=True)
+    memory = Memory()
+    result["memory_at_start"] = memory.now()
+    if job.get("gate"):
+        _wait_for(Path(job["gate"]))
     began = time.monotonic()
     outputs = _generate(engine, count)
     result["run_seconds"] = time.monotonic() - began
     result["tokens"] = [output["output_ids"] for output in outputs]
     result["retractions"] = sum(output["meta_info"]["num_retractions"] for output in outputs)
     result["cached_tokens"] = sum(output["meta_info"]["cached_tokens"] for output in outputs)
-    if job.get("sleeps"):
-        engine.release_memory_occupation(tags=["kv_cache"])
-        result["asleep"] = _observed(engine)
-        engine.resume_memory_occupation(tags=["kv_cache"])
-        result["tokens_awake"] = [output["output_ids"] for output in _generate(engine, count)]
+    result.update(_after(job, engine, memory))
+    result["memory_peak"] = memory.stop()
     result["inside"] = _observed(engine)
     engine.shutdown()
     return result
+
+
+def _after(job: dict[str, Any], engine: Any, memory: Memory) -> dict[str, Any]:
+    """What the job asks for behind the first run."""
+
+    def tokens() -> list[list[int]]:
+        return [output["output_ids"] for output in _generate(engine, job.get("count", 200))]
+
+    result: dict[str, Any] = {"memory_after_run": memory.settle()}
+    if job.get("neighbour"):
+        from engine.neighbour import need_memory
+
+        directory, device, want = job["neighbour"]
+        result["neighbour"] = need_memory(Path(directory), device, want)
+        result["tokens_again"] = tokens()
+    if job.get("rounds"):
+        result["tokens_again"] = [tokens() for _ in range(job["rounds"])]
+    if job.get("busy"):
+        result["busy"] = beside.busy(tokens, Path(job["busy"]))
+    if job.get("flush"):
+        engine.flush_cache()
+        result["memory_flushed"] = memory.settle()
+    if job.get("sleeps"):
+        engine.release_memory_occupation(tags=["kv_cache"])
+        result["memory_asleep"] = memory.now()
+        result["asleep"] = _observed(engine)
+        engine.resume_memory_occupation(tags=["kv_cache"])
+        result["tokens_awake"] = tokens()
+    return result
+
+
+def _wait_for(gate: Path) -> None:
+    end = time.monotonic() + GATE_S
+    while not gate.exists():
+        assert time.monotonic() < end, f"{gate} did not open"
+        time.sleep(0.01)
 
 
 def _generate(engine: Any, count: int) -> list[Any]:

@@ -1,0 +1,5 @@
+"""Our lines appear among SGLang's own, with its format and its level."""
+
+import logging
+
+logger = logging.getLogger("sglang.kvcached")

@@ -1,0 +1,149 @@
+"""What elastic storage cannot serve yet, refused by the name of the option that asks for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kvcached_core.engines.sglang.demand import Limits
+from kvcached_core.engines.sglang.device import is_served
+
+if TYPE_CHECKING:
+    from sglang.srt.server_args import ServerArgs
+
+_MLA_CASTS = ("flashinfer", "fa3", "fa4")
+
+# Option, whether the arguments ask for it, why it is refused.
+_Rule = tuple[str, Callable[[Any], bool], str]
+
+_RULES: tuple[_Rule, ...] = (
+    ("--device", lambda a: not is_served(a.device), "there are drivers for CPU and CUDA devices"),
+    (
+        "--tp-size, --pp-size, --dp-size",
+        lambda a: max(a.tp_size, a.pp_size, a.dp_size) > 1,
+        "this release serves one rank an engine",
+    ),
+    (
+        "--attn-cp-size, --dcp-size",
+        lambda a: a.attn_cp_size > 1 or a.dcp_size > 1,
+        "its allocators count more slots than its buffers have",
+    ),
+    (
+        "--speculative-algorithm",
+        lambda a: a.speculative_algorithm is not None,
+        "pools of draft workers do not follow the target's slots yet",
+    ),
+    (
+        "--enable-unified-memory",
+        lambda a: a.enable_unified_memory,
+        "it moves what its own buffer holds",
+    ),
+    (
+        "--kv-cache-dtype",
+        lambda a: "fp4" in str(a.kv_cache_dtype),
+        "FP4 caches are read as a whole, with memory or without",
+    ),
+    ("--enable-hisparse", lambda a: a.enable_hisparse, "its pools are its own"),
+    (
+        "--disaggregation-mode",
+        lambda a: a.disaggregation_mode != "null",
+        "transfers may touch slots after they were freed",
+    ),
+    (
+        "--enable-hierarchical-cache",
+        lambda a: a.enable_hierarchical_cache,
+        "copies into slots do not wait for passes that may still read them",
+    ),
+    (
+        "--enable-lmcache",
+        lambda a: a.enable_lmcache,
+        "it keeps addresses of slots that may have no memory by then",
+    ),
+    (
+        "--radix-cache-backend",
+        lambda a: a.radix_cache_backend is not None,
+        "other trees than SGLang's own are not tested",
+    ),
+    ("--kv-canary", lambda a: a.kv_canary != "none", "it reads slots that nobody holds"),
+    (
+        "--enable-memory-saver",
+        lambda a: a.enable_memory_saver,
+        "it is not tested together; without it, the KV cache's memory is released all the same",
+    ),
+    ("--enable-pdmux", lambda a: a.enable_pdmux, "its passes are on streams that are not fenced"),
+    ("--dllm-algorithm", lambda a: a.dllm_algorithm is not None, "it is not tested"),
+    (
+        "--prefill-only-disable-kv-cache",
+        lambda a: a.prefill_only_disable_kv_cache,
+        "there is no KV cache then",
+    ),
+    (
+        "SGLANG_MOONCAKE_CUSTOM_MEM_POOL",
+        lambda a: "SGLANG_MOONCAKE_CUSTOM_MEM_POOL" in os.environ,
+        "it takes the memory of KV tensors from elsewhere",
+    ),
+)
+
+# Pools that take all their tensors from the storage, and read only slots that are in use.
+_POOLS = ("MHATokenToKVPool", "MLATokenToKVPool", "DSATokenToKVPool", "PageMajorMHATokenToKVPool")
+
+
+def check_supported(server_args: ServerArgs) -> None:
+    """Raises ValueError for the first option that is refused. Touches no device."""
+    for option, asked_for, reason in _RULES:
+        if asked_for(server_args):
+            raise ValueError(
+                f"--kv-storage-backend=kvcached does not work with {option}: {reason}. "
+                "Leave that option out, or use --kv-storage-backend=static."
+            )
+    _check_whole_casts(server_args)
+
+
+def _check_whole_casts(server_args: ServerArgs) -> None:
+    if "fp8" not in str(server_args.kv_cache_dtype):
+        return
+    used = {
+        server_args.attention_backend,
+        server_args.prefill_attention_backend,
+        server_args.decode_attention_backend,
+    }
+    if used & set(_MLA_CASTS) and _is_mla(server_args):
+        raise ValueError(
+            "--kv-storage-backend=kvcached does not work with --kv-cache-dtype=fp8 for this model "
+            f"(MLA) and --attention-backend={', '.join(sorted(used & set(_MLA_CASTS)))}: that "
+            "reads the whole cache, with memory or without. Use another of the two, or "
+            "--kv-storage-backend=static."
+        )
+
+
+def _is_mla(server_args: ServerArgs) -> bool:
+    return "MLA" in str(server_args.get_model_config().attention_arch)
+
+
+def check_pool(pool: Any) -> None:
+    """Raises ValueError for a model whose cache is more than attention's."""
+    name = type(pool).__name__
+    if name not in _POOLS:
+        raise ValueError(
+            f"--kv-storage-backend=kvcached does not serve this model's cache, a {name}; served "
+            f"are {', '.join(_POOLS)}. Use --kv-storage-backend=static."
+        )
+
+
+def limits_of(server_args: ServerArgs, params: Any) -> Limits:
+    """What bounds a step, as the scheduler was configured. `params` is CacheInitParams."""
+    from sglang.srt.environ import envs  # noqa: PLC0415
+    from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS  # noqa: PLC0415
+
+    chunk = server_args.chunked_prefill_size
+    ratio = envs.SGLANG_INIT_NEW_TOKEN_RATIO.get() * server_args.schedule_conservativeness
+    return Limits(
+        block_tokens=params.page_size,
+        chunk=chunk if chunk is not None and chunk > 0 else None,
+        prefill=server_args.max_prefill_tokens,
+        running=params.req_to_token_pool.size,
+        answer=CLIP_MAX_NEW_TOKENS,
+        # Without a tree it reckons with every token of requests that ignore the end of sequence.
+        expected=1.0 if params.disable else min(ratio, 1.0),
+    )

@@ -1,0 +1,87 @@
+"""What a step needs, from requests as the scheduler shows them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.sglang, pytest.mark.usefixtures("sglang_variables")]
+
+
+def request(prompt: int, answer: int, written: int = 0, cached: int = 0) -> Any:
+    return SimpleNamespace(
+        origin_input_ids=[0] * prompt,
+        output_ids=[0] * written,
+        prefix_indices=[0] * cached,
+        sampling_params=SimpleNamespace(max_new_tokens=answer),
+    )
+
+
+def demand(
+    waiting: list[Any], running: list[Any], *, chunked: Any = None, arrived: int = 0, **given: Any
+) -> Any:
+    from kvcached_core.engines.sglang.demand import Limits, demand_of
+
+    base = {"block_tokens": 1, "chunk": 100, "prefill": 1000, "running": 8, "answer": 4096}
+    limits = Limits(**{**base, "expected": 0.5, **given})
+    return demand_of(waiting, chunked, SimpleNamespace(reqs=running), arrived, limits)
+
+
+def test_nothing() -> None:
+    found = demand([], [])
+    assert (found.decode, found.step, found.first, found.admit, found.arriving) == (0, 0, 0, 0, 0)
+
+
+def test_who_decodes_needs_a_block() -> None:
+    found = demand([], [request(5, 10), request(5, 10)], arrived=1, block_tokens=16)
+    assert found.decode == found.step == found.first == found.admit == 3 * 16
+
+
+def test_the_next_in_line_wants_to_see_its_whole_answer() -> None:
+    found = demand([request(30, 50), request(20, 40)], [])
+    assert found.step == 30 + 1 + 20 + 1
+    assert found.first == 30 + 50 + 2 + 1
+    assert found.admit == 30 + 50 + 2 + 20 + 40 + 2 + 1
+    assert found.arriving == 2
+
+
+def test_running_requests_are_expected_to_go_on() -> None:
+    found = demand([request(30, 50)], [request(9, 40, written=10)])
+    assert found.first == 1 + 15 + 1 + 30 + 50 + 2
+
+
+def test_an_answer_counts_up_to_what_the_scheduler_reckons_with() -> None:
+    assert demand([request(30, 9999)], [], answer=100).first == 30 + 100 + 2 + 1
+
+
+def test_a_chunk_is_all_that_a_step_takes_of_prompts() -> None:
+    found = demand([request(250, 5), request(40, 5)], [])
+    assert found.step == 100 + 1
+    assert found.arriving == 1
+
+
+def test_a_prompt_that_is_not_cut_is_taken_whole() -> None:
+    found = demand([request(2500, 5), request(40, 5)], [], chunk=None)
+    assert found.step == 2500 + 1
+    assert found.arriving == 1
+
+
+def test_what_is_halfway_goes_first() -> None:
+    found = demand([request(40, 5)], [], chunked=request(250, 7, cached=200))
+    assert found.first == 50 + 7 + 2 + 1
+    assert found.step == 50 + 1 + 40 + 1
+    assert found.arriving == 2
+
+
+def test_no_more_arrive_than_may_run() -> None:
+    waiting = [request(4, 5) for _ in range(9)]
+    assert demand(waiting, [request(5, 5)] * 5).arriving == 3
+    assert demand(waiting, [request(5, 5)] * 8).arriving == 0
+
+
+def test_who_gave_way_comes_with_what_it_had_written() -> None:
+    found = demand([request(30, 50, written=20)], [])
+    assert found.step == 50 + 1
+    assert found.first == 50 + 30 + 2 + 1

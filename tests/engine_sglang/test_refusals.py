@@ -1,0 +1,145 @@
+"""What the elastic backend does not serve is refused at start, by the option's name."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from support.tiny_model import make_tiny_llama
+
+pytestmark = [pytest.mark.sglang, pytest.mark.usefixtures("sglang_variables")]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny_llama(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture
+def args(model: str) -> Any:
+    """Arguments that are served, as SGLang has resolved them."""
+    from sglang.srt.server_args import ServerArgs
+
+    return ServerArgs(
+        model_path=model,
+        device="cpu",
+        attention_backend="torch_native",
+        grammar_backend="none",
+        kv_storage_backend="kvcached",
+        kv_storage_config={"capacity": "64MiB"},
+    )
+
+
+def check(args: Any) -> None:
+    from kvcached_core.engines.sglang import KvcachedBackend
+
+    KvcachedBackend.check_server_args(args)
+
+
+def test_an_engine_has_one_name_for_life(args: Any) -> None:
+    name = args.kv_storage_config["name"]
+    assert name.startswith("sglang-")
+    check(args)
+    assert args.kv_storage_config == {"capacity": "64MiB", "name": name}
+
+
+@pytest.mark.parametrize(
+    ("option", "given"),
+    [
+        ("--device", {"device": "npu"}),
+        ("--tp-size", {"tp_size": 2}),
+        ("--pp-size", {"pp_size": 2}),
+        ("--dp-size", {"dp_size": 2}),
+        ("--dcp-size", {"dcp_size": 2}),
+        ("--attn-cp-size", {"attn_cp_size": 2}),
+        ("--speculative-algorithm", {"speculative_algorithm": "EAGLE"}),
+        ("--enable-unified-memory", {"enable_unified_memory": True}),
+        ("--kv-cache-dtype", {"kv_cache_dtype": "fp4_e2m1"}),
+        ("--enable-hisparse", {"enable_hisparse": True}),
+        ("--disaggregation-mode", {"disaggregation_mode": "decode"}),
+        ("--enable-hierarchical-cache", {"enable_hierarchical_cache": True}),
+        ("--enable-lmcache", {"enable_lmcache": True}),
+        ("--radix-cache-backend", {"radix_cache_backend": "mine"}),
+        ("--kv-canary", {"kv_canary": "log"}),
+        ("--enable-memory-saver", {"enable_memory_saver": True}),
+        ("--enable-pdmux", {"enable_pdmux": True}),
+        ("--dllm-algorithm", {"dllm_algorithm": "LowConfidence"}),
+        ("--prefill-only-disable-kv-cache", {"prefill_only_disable_kv_cache": True}),
+    ],
+)
+def test_an_option_that_is_not_served(args: Any, option: str, given: dict[str, Any]) -> None:
+    asked = copy.copy(args)
+    for name, value in given.items():
+        assert hasattr(asked, name)
+        setattr(asked, name, value)
+    with pytest.raises(ValueError, match=f"kvcached does not work with .*{option}") as e:
+        check(asked)
+    assert "or use --kv-storage-backend=static" in str(e.value)
+
+
+def test_a_pool_of_memory_from_elsewhere(args: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_MOONCAKE_CUSTOM_MEM_POOL", "NVLINK")
+    with pytest.raises(ValueError, match="SGLANG_MOONCAKE_CUSTOM_MEM_POOL"):
+        check(args)
+
+
+def test_latent_attention_that_reads_all_of_an_fp8_cache(
+    args: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = copy.copy(args)
+    asked.kv_cache_dtype, asked.attention_backend = "fp8_e4m3", "flashinfer"
+    check(asked)  # this model is none
+    latent = SimpleNamespace(attention_arch="AttentionArch.MLA")
+    monkeypatch.setattr(type(asked), "get_model_config", lambda args: latent)
+    with pytest.raises(ValueError, match=r"--kv-cache-dtype=fp8 .*--attention-backend=flashinfer"):
+        check(asked)
+
+
+@pytest.mark.parametrize("pool", ["SWAKVPool", "HybridLinearKVPool", "MHATokenToKVPoolFP4"])
+def test_a_cache_that_is_more_than_attention(pool: str) -> None:
+    from kvcached_core.engines.sglang.support import check_pool
+
+    with pytest.raises(ValueError, match=f"does not serve this model's cache, a {pool}"):
+        check_pool(type(pool, (), {})())
+
+
+def test_a_setting_that_does_not_exist(args: Any) -> None:
+    args.kv_storage_config = {"roof": 1}
+    with pytest.raises(ValueError, match="--kv-storage-config: unknown key 'roof'"):
+        check(args)
+
+
+def room(**given: Any) -> Any:
+    from kvcached_core.engines.sglang.room import Room
+
+    return Room(**{"capacity": 64 << 20, "headroom": 0, "limit": None, **given})
+
+
+def geometry(num_blocks: int = 4097, tokens: int = 1) -> Any:
+    from kvcached_core.engines.sglang.geometry import Geometry
+
+    return Geometry(tokens, num_blocks, 64, (256 * tokens,) * 8, 4096)
+
+
+def test_the_longest_request_is_what_the_room_holds() -> None:
+    from kvcached_core.engines.sglang.room import floor_bytes, longest_request
+
+    pages = geometry()
+    assert pages.page_bytes == 64 * 2048
+    assert longest_request(pages, room(), 511) == 511
+    small = room(limit=4 * pages.page_bytes)
+    assert longest_request(pages, small, 511) == 4 * 64 - 1 - 2 - 8
+    assert floor_bytes(None, pages, room(), 511) == 9 * pages.page_bytes
+    assert floor_bytes(1, pages, room(), 511) == pages.page_bytes
+    for length in range(1, 512):
+        assert pages.tokens_of_request(pages.pages_of_request(length)) >= length
+
+
+def test_no_request_fits() -> None:
+    from kvcached_core.engines.sglang.room import longest_request
+
+    with pytest.raises(ValueError, match=r"needs 8MiB .* there is room for 1MiB: limit is 1MiB"):
+        longest_request(geometry(1025, 64), room(limit=1 << 20), 511)
