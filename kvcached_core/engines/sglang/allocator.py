@@ -6,6 +6,7 @@ have memory, or that get it when they are listed. What may be taken is settled i
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from sglang.srt.mem_cache.kv_storage import get_kv_storage
 from sglang.srt.utils import get_num_new_pages
 
 from kvcached_core.engines.sglang.stock import Stock
+
+_EXTEND = inspect.signature(PagedTokenToKVPoolAllocator.alloc_extend)
 
 
 class _Elastic:
@@ -62,31 +65,17 @@ class ElasticPagedAllocator(_Elastic, PagedTokenToKVPoolAllocator):  # type: ign
     def alloc(self, need_size: int) -> Any:
         return super().alloc(need_size) if self._cover(need_size // self.page_size) else None
 
-    def alloc_extend(
-        self,
-        prefix_lens: Any,
-        prefix_lens_cpu: Any,
-        seq_lens: Any,
-        seq_lens_cpu: Any,
-        last_loc: Any,
-        extend_num_tokens: int,
-        num_new_pages: int | None = None,
-    ) -> Any:
-        if num_new_pages is None:
-            num_new_pages = get_num_new_pages(
-                seq_lens=seq_lens_cpu, page_size=self.page_size, prefix_lens=prefix_lens_cpu
+    def alloc_extend(self, *given: Any, **named: Any) -> Any:
+        call = _EXTEND.bind(self, *given, **named)
+        asked = call.arguments
+        if asked.get("num_new_pages") is None:
+            before, after = asked["prefix_lens_cpu"], asked["seq_lens_cpu"]
+            asked["num_new_pages"] = get_num_new_pages(
+                seq_lens=after, page_size=self.page_size, prefix_lens=before
             )
-        if not self._cover(num_new_pages):
+        if not self._cover(asked["num_new_pages"]):
             return None
-        return super().alloc_extend(
-            prefix_lens,
-            prefix_lens_cpu,
-            seq_lens,
-            seq_lens_cpu,
-            last_loc,
-            extend_num_tokens,
-            num_new_pages,
-        )
+        return super().alloc_extend(*call.args[1:], **call.kwargs)
 
     def alloc_decode(self, seq_lens: Any, seq_lens_cpu: Any, last_loc: Any) -> Any:
         need = get_num_new_pages(seq_lens=seq_lens_cpu, page_size=self.page_size, decode=True)
