@@ -90,7 +90,7 @@ class Chaos:
             data = file.read()
             fcntl.flock(file, fcntl.LOCK_UN)
         magic, version, count, capacity, headroom = HEADER.unpack_from(data)
-        assert (magic, version, count, headroom) == (b"kvbudget", 1, 64, 0)
+        assert (magic, version, count, headroom) == (b"kvbudget", 2, 64, 0)
         assert (capacity, len(data)) == (CAPACITY, HEADER_BYTES + 64 * ROW_BYTES)
         found = [
             struct.unpack_from("24Q", data, at) for at in range(HEADER_BYTES, len(data), ROW_BYTES)
