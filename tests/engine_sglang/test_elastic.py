@@ -15,12 +15,16 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 MIB = 1 << 20
 PAGE = 128 << 10  # 64 tokens of the tiny model
 CAPACITY = 16 * MIB
-LIMIT = 3 * MIB // 2
+LIMIT = 5 * MIB // 2
 AT_REST = 3 * PAGE  # padding's page and the reserve
 SMALL = {"page_size": PAGE}
 BUSY_CHECKS = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
-# After it had to take memory from a request, the scheduler soon lets in too many again.
-BOLD = {"SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS": "3", "SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR": "0.0"}
+# The scheduler reckons with short answers, also soon after that has cost a request its work.
+BOLD = {
+    "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "4",
+    "SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS": "3",
+    "SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR": "0.0",
+}
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +74,7 @@ def test_tokens_with_room_for_everything(unbounded: Run, upstream: Run) -> None:
 
 def test_tokens_while_requests_give_way(tight: Run, upstream: Run) -> None:
     assert tight["tokens"] == upstream["tokens"]
-    assert tight["retractions"] > 10
+    assert tight["retractions"] > 5
     assert tight["memory_peak"] <= LIMIT
 
 
