@@ -40,16 +40,16 @@ def unbounded(engines: SglangEngines) -> Run:
 
 @pytest.fixture(scope="module")
 def tight(engines: SglangEngines) -> Run:
-    """Too little for what runs at once, without overlap."""
+    """Too little for what runs at once, without overlap; a tensor has an arena of its own."""
     engine = {"disable_overlap_schedule": True}
-    storage = {**SMALL, "limit": LIMIT, "prefix_bound": "256KiB"}
+    storage = {**SMALL, "limit": LIMIT, "prefix_bound": "256KiB", "layout": "per-layer"}
     return engines.elastic("tight", storage, engine=engine, environment=BUSY_CHECKS | BOLD)
 
 
 @pytest.fixture(scope="module")
 def without_tree(engines: SglangEngines) -> Run:
-    """No prefix is kept; little memory, with overlap."""
-    engine = {"disable_radix_cache": True}
+    """No prefix is kept, and no prompt is cut; little memory, with overlap."""
+    engine = {"disable_radix_cache": True, "chunked_prefill_size": -1}
     return engines.elastic("without-tree", {**SMALL, "limit": 2 * MIB}, engine=engine)
 
 
@@ -98,6 +98,14 @@ def test_what_can_be_taken_has_memory(name: str, request: pytest.FixtureRequest)
     assert run["inside"]["looks"]["count"] > 50
     assert run["inside"]["looks"]["wrong"] == []
     assert run["inside"]["backend"]["pages_released"] > 0
+
+
+def test_a_token_s_bytes_lie_together_unless_told_otherwise(unbounded: Run, tight: Run) -> None:
+    token = 8 * 64  # tensors, numbers of a token in each
+    ours, theirs = unbounded["inside"]["tensors"], tight["inside"]["tensors"]
+    assert [stride for _, stride, _ in ours] == [[token, 32, 1]] * 8
+    assert unbounded["inside"]["offsets"] == list(range(0, token, 64))
+    assert [stride for _, stride, _ in theirs] == [[64, 32, 1]] * 8
 
 
 def test_it_starts_with_one_page(unbounded: Run) -> None:
