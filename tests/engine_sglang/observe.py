@@ -132,7 +132,7 @@ def _unmap_busiest(scheduler: Any, batch: Any) -> None:
         slots = tokens[request.req_pool_idx, : request.kv_committed_len]
         pages.update(set((slots // geometry.page_tokens).tolist()))
     page = next(page for page, _ in pages.most_common() if page)
-    arena = get_kv_storage()._memory._buffers[0].arena
+    arena = get_kv_storage()._memory.tensors.arenas[0]
     arena.unmap(page * geometry.extent_bytes[0])
 
 

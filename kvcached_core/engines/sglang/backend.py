@@ -43,15 +43,18 @@ class KvcachedBackend(KVStorageBackend):  # type: ignore[misc]
     def check_server_args(cls, server_args: ServerArgs) -> None:
         provenance.check()
         support.check_supported(server_args)
+        given = server_args.kv_storage_config or {}
+        support.check_settings(server_args, given)
         if settings_of(server_args).name is None:
             # One identity, fixed by the first process that sees the arguments and passed on.
-            given = server_args.kv_storage_config or {}
             server_args.kv_storage_config = {**given, "name": f"sglang-{uuid.uuid4().hex[:12]}"}
 
     def __init__(self, server_args: ServerArgs, *, device: str, gpu_id: int) -> None:
         self._server_args = server_args
+        settings = settings_of(server_args)
+        block_major = settings.layout == "block-major" and support.takes_strides(server_args)
         self._memory = Memory(
-            settings_of(server_args), device_of(device, settings_of(server_args), gpu_id)
+            settings, device_of(device, settings, gpu_id), block_major=block_major
         )
         self._stepper: Stepper | None = None
 
@@ -78,7 +81,7 @@ class KvcachedBackend(KVStorageBackend):  # type: ignore[misc]
         device: str,
         tokens_per_row: int = 1,
     ) -> torch.Tensor:
-        return self._memory.new_tensor(owner, shape, dtype, device, tokens_per_row)
+        return self._memory.tensors.new(owner, shape, dtype, device, tokens_per_row)
 
     def token_allocator_cls(self) -> Any:
         from kvcached_core.engines.sglang.allocator import ElasticTokenAllocator  # noqa: PLC0415
@@ -96,7 +99,7 @@ class KvcachedBackend(KVStorageBackend):  # type: ignore[misc]
         support.check_pool(allocator.get_kvcache())
         memory = self._memory
         blocks = allocator.size // allocator.page_size + 1
-        geometry = memory.geometry(allocator.get_kvcache(), blocks, allocator.page_size)
+        geometry = memory.tensors.geometry(allocator.get_kvcache(), blocks, allocator.page_size)
         context = self._server_args.get_model_config().context_len
         plan = memory.start(geometry, min(context, allocator.size) - 1)
         ledger = Ledger(geometry.num_pages, 1)
@@ -160,13 +163,14 @@ class KvcachedBackend(KVStorageBackend):  # type: ignore[misc]
 def _log_start(plan: StoragePlan, page_tokens: int, memory: Memory) -> None:
     logger.info(
         "KV storage: kvcached, engine %s on budget %s: reserved %s in %d pages of %s "
-        "(%d tokens each), mapped %s, floor %s, limit %s, capacity %s; %s",
+        "(%d tokens each, %s), mapped %s, floor %s, limit %s, capacity %s; %s",
         plan.instance,
         plan.device,
         format_size(memory.reserved_bytes),
         plan.num_pages,
         format_size(plan.page_bytes),
         page_tokens,
+        "block-major" if memory.tensors.is_block_major else "per-layer",
         format_size(memory.rank.mapped_bytes),
         format_size(plan.floor),
         format_size(plan.limit),

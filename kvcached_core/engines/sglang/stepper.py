@@ -67,13 +67,14 @@ class Stepper:
         self._step += 1
         self.wake.take()
         self.supply.settle()
-        came_back = self._pool.settle(self._step)
+        more = self._pool.settle(self._step)
         assert self._limits is not None
         demand = demand_of(waiting, chunked, running, self._arrived, self._limits)
         arrived, self._arrived = self._arrived, demand.arriving
         self._pool.step_tokens = demand.step
         short = self._take(demand, running)
-        if waiting and (not running.reqs or came_back or self._has_grown()):
+        more |= self._has_grown()
+        if waiting and (more or not running.reqs):
             running.batch_is_full = False  # what was not admitted may be now
         given = self._giver.give(demand, short, self._step, resting=not busy)
         self._tell(short, given, busy)

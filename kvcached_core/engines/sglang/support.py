@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvcached_core.engines.sglang.demand import Limits
@@ -12,7 +12,9 @@ from kvcached_core.engines.sglang.device import is_served
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
-_MLA_CASTS = ("flashinfer", "fa3", "fa4")
+_MLA_CASTS = frozenset({"flashinfer", "fa3", "fa4"})
+# Attention over keys and values of plain attention that takes their strides.
+_STRIDES = frozenset({"torch_native", "triton", "fa3", "flashinfer"})
 
 # Option, whether the arguments ask for it, why it is refused.
 _Rule = tuple[str, Callable[[Any], bool], str]
@@ -100,18 +102,45 @@ def check_supported(server_args: ServerArgs) -> None:
     _check_whole_casts(server_args)
 
 
-def _check_whole_casts(server_args: ServerArgs) -> None:
-    if "fp8" not in str(server_args.kv_cache_dtype):
-        return
-    used = {
+def check_settings(server_args: ServerArgs, given: Mapping[str, Any]) -> None:
+    """Raises ValueError for settings that are not served here, though they are elsewhere."""
+    if "allocation_log" in given:
+        raise ValueError("--kv-storage-config: allocation_log is only of vLLM; leave it out")
+    if given.get("layout") == "block-major" and not takes_strides(server_args):
+        raise ValueError(
+            "--kv-storage-config: layout block-major does not work with --attention-backend="
+            f"{', '.join(sorted(_backends(server_args)))} here; leave layout out, or use "
+            f"per-layer. It works with {', '.join(sorted(_STRIDES))}."
+        )
+
+
+def takes_strides(server_args: ServerArgs) -> bool:
+    """Whether all that reads or writes keys and values of plain attention minds their strides."""
+    if server_args.device == "cpu":
+        from sglang.srt.utils import cpu_has_amx_support  # noqa: PLC0415
+
+        if cpu_has_amx_support():  # stores with a kernel of its own
+            return False
+    return _backends(server_args) <= _STRIDES
+
+
+def _backends(server_args: ServerArgs) -> set[str]:
+    used = (
         server_args.attention_backend,
         server_args.prefill_attention_backend,
         server_args.decode_attention_backend,
-    }
-    if used & set(_MLA_CASTS) and _is_mla(server_args):
+    )
+    return {name for name in used if name is not None}
+
+
+def _check_whole_casts(server_args: ServerArgs) -> None:
+    if "fp8" not in str(server_args.kv_cache_dtype):
+        return
+    casting = _backends(server_args) & _MLA_CASTS
+    if casting and _is_mla(server_args):
         raise ValueError(
             "--kv-storage-backend=kvcached does not work with --kv-cache-dtype=fp8 for this model "
-            f"(MLA) and --attention-backend={', '.join(sorted(used & set(_MLA_CASTS)))}: that "
+            f"(MLA) and --attention-backend={', '.join(sorted(casting))}: that "
             "reads the whole cache, with memory or without. Use another of the two, or "
             "--kv-storage-backend=static."
         )
