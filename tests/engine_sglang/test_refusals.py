@@ -143,3 +143,21 @@ def test_no_request_fits() -> None:
 
     with pytest.raises(ValueError, match=r"needs 8MiB .* there is room for 1MiB: limit is 1MiB"):
         longest_request(geometry(1025, 64), room(limit=1 << 20), 511)
+
+
+@pytest.mark.parametrize(
+    ("setting", "backend", "message"),
+    [
+        ({"allocation_log": "/tmp/log"}, "torch_native", "allocation_log is only of vLLM"),
+        ({"layout": "block-major"}, "trtllm_mha", "layout block-major .*=trtllm_mha here"),
+    ],
+)
+def test_a_setting_that_is_not_served_here(
+    args: Any, setting: dict[str, str], backend: str, message: str
+) -> None:
+    asked = copy.copy(args)
+    asked.kv_storage_config, asked.attention_backend = {}, backend
+    check(asked)
+    asked.kv_storage_config = setting
+    with pytest.raises(ValueError, match=f"--kv-storage-config: {message}"):
+        check(asked)
