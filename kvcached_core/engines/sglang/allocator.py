@@ -6,7 +6,6 @@ have memory, or that get it when they are listed. What may be taken is settled i
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
@@ -16,8 +15,6 @@ from sglang.srt.mem_cache.kv_storage import get_kv_storage
 from sglang.srt.utils import get_num_new_pages
 
 from kvcached_core.engines.sglang.stock import Stock
-
-_EXTEND = inspect.signature(PagedTokenToKVPoolAllocator.alloc_extend)
 
 
 class _Elastic:
@@ -65,17 +62,16 @@ class ElasticPagedAllocator(_Elastic, PagedTokenToKVPoolAllocator):  # type: ign
     def alloc(self, need_size: int) -> Any:
         return super().alloc(need_size) if self._cover(need_size // self.page_size) else None
 
-    def alloc_extend(self, *given: Any, **named: Any) -> Any:
-        call = _EXTEND.bind(self, *given, **named)
-        asked = call.arguments
-        if asked.get("num_new_pages") is None:
-            before, after = asked["prefix_lens_cpu"], asked["seq_lens_cpu"]
-            asked["num_new_pages"] = get_num_new_pages(
-                seq_lens=after, page_size=self.page_size, prefix_lens=before
+    def alloc_extend(self, *given: Any, num_new_pages: int | None = None) -> Any:
+        """`given` as SGLang's: lengths of the prefixes, the same on the host, lengths, the same on
+        the host, and what else it takes."""
+        if num_new_pages is None:
+            num_new_pages = get_num_new_pages(
+                seq_lens=given[3], page_size=self.page_size, prefix_lens=given[1]
             )
-        if not self._cover(asked["num_new_pages"]):
+        if not self._cover(num_new_pages):
             return None
-        return super().alloc_extend(*call.args[1:], **call.kwargs)
+        return super().alloc_extend(*given, num_new_pages=num_new_pages)
 
     def alloc_decode(self, seq_lens: Any, seq_lens_cpu: Any, last_loc: Any) -> Any:
         need = get_num_new_pages(seq_lens=seq_lens_cpu, page_size=self.page_size, decode=True)
