@@ -113,7 +113,7 @@ def test_a_setting_that_does_not_exist(args: Any) -> None:
 
 
 def room(**given: Any) -> Any:
-    from kvcached_core.engines.sglang.room import Room
+    from kvcached_core.instance.room import Room
 
     return Room(**{"capacity": 64 << 20, "headroom": 0, "limit": None, **given})
 
@@ -125,15 +125,17 @@ def geometry(num_blocks: int = 4097, tokens: int = 1) -> Any:
 
 
 def test_the_longest_request_is_what_the_room_holds() -> None:
-    from kvcached_core.engines.sglang.room import floor_bytes, longest_request
+    from kvcached_core.engines.sglang.room import longest_request
+    from kvcached_core.instance.room import floor_bytes
 
     pages = geometry()
     assert pages.page_bytes == 64 * 2048
     assert longest_request(pages, room(), 511) == 511
     small = room(limit=4 * pages.page_bytes)
     assert longest_request(pages, small, 511) == 4 * 64 - 1 - 2 - 8
-    assert floor_bytes(None, pages, room(), 511) == 9 * pages.page_bytes
-    assert floor_bytes(1, pages, room(), 511) == pages.page_bytes
+    need = pages.pages_of_request(511)
+    assert floor_bytes(None, need, pages.page_bytes, room().limit_bytes) == 9 * pages.page_bytes
+    assert floor_bytes(1, need, pages.page_bytes, room().limit_bytes) == pages.page_bytes
     for length in range(1, 512):
         assert pages.tokens_of_request(pages.pages_of_request(length)) >= length
 

@@ -18,9 +18,10 @@ from kvcached_core.budget import (
 from kvcached_core.config import Settings
 from kvcached_core.engines.sglang.device import RankDevice
 from kvcached_core.engines.sglang.geometry import Geometry
-from kvcached_core.engines.sglang.room import Room, floor_bytes, longest_request
+from kvcached_core.engines.sglang.room import longest_request
 from kvcached_core.engines.sglang.tensors import PoolTensors
 from kvcached_core.instance.plan import StoragePlan
+from kvcached_core.instance.room import Room, floor_bytes
 
 _DRAIN_MS = 30_000
 _TERMS_MS = 5000
@@ -75,7 +76,12 @@ class Memory:
             num_blocks=geometry.num_pages,
             blocks_per_page=1,
             block_bytes=geometry.extent_bytes,
-            floor=floor_bytes(settings.floor, geometry, self.room, longest),
+            floor=floor_bytes(
+                settings.floor,
+                geometry.pages_of_request(longest),
+                geometry.page_bytes,
+                self.room.limit_bytes,
+            ),
             limit=self.room.limit_bytes,
             granularity=geometry.granularity,
         )

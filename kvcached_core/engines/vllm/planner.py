@@ -14,6 +14,7 @@ from kvcached_core.engines.vllm.geometry import Geometry
 from kvcached_core.engines.vllm.room import Room, check_room
 from kvcached_core.engines.vllm.support import check_groups
 from kvcached_core.instance.plan import StoragePlan
+from kvcached_core.instance.room import floor_bytes
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -63,12 +64,6 @@ def make_plans(
         )
         for rank, tensors in enumerate(geometry.block_bytes)
     ]
-
-
-def floor_bytes(given: int | None, need: int, page_bytes: int, limit: int) -> int:
-    """The floor in whole pages, so that what lies above it can be given back to the last byte."""
-    pages = need if given is None else -(-given // page_bytes)
-    return min(pages * page_bytes, limit)
 
 
 def geometry_of(

@@ -5,31 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvcached_core.config import format_size
+from kvcached_core.instance import room as instance
 
 
 @dataclass(frozen=True)
-class Room:
-    """What bounds the memory of one rank. Bytes; None where nothing was given."""
+class Room(instance.Room):
+    """With what vLLM's own options say."""
 
-    capacity: int
-    """The budget's, as its record has it."""
-    headroom: int = 0
-    limit: int | None = None
     kv_cache_memory: int | None = None
-    """vLLM's own option, --kv-cache-memory-bytes or VLLM_CPU_KVCACHE_SPACE."""
+    """--kv-cache-memory-bytes or VLLM_CPU_KVCACHE_SPACE."""
     given_capacity: int | None = None
     """What the settings ask for; the record's may be less, or another engine's."""
 
     @property
     def limit_bytes(self) -> int:
-        """What this engine may map at most: the least of `limit`, vLLM's option, the capacity."""
-        given = (self.limit, self.kv_cache_memory)
-        return min([self.capacity, *(size for size in given if size is not None)])
-
-    @property
-    def size(self) -> int:
-        """What it can have when nobody else has any."""
-        return min(self.limit_bytes, self.capacity - self.headroom)
+        """The least of `limit`, vLLM's option, the capacity."""
+        least = super().limit_bytes
+        return least if self.kv_cache_memory is None else min(least, self.kv_cache_memory)
 
 
 @dataclass(frozen=True)
