@@ -11,9 +11,10 @@ tokens), 512 requests of 512 tokens in and 128 out, no prefix cache. The engines
 another, round by round, so that whatever drifts, drifts for all. The figure of an engine is the
 median of its rounds; the noise is how far the first engine's own rounds are from theirs.
 
-An engine is NAME=MODE,key=value,... or NAME={"mode": MODE, "key": value, ...}. Modes: `static`;
-`kvcached` with the settings of the elastic storage; `peer`, upstream's kvcached (first model runner
-only), which must be installed beside the fork. See offline_spec.py for the keys of every mode.
+The engines are vLLM's, or with `--fork sglang` SGLang's. One is NAME=MODE,key=value,... or
+NAME={"mode": MODE, "key": value, ...}. Modes: `static`; `kvcached` with the settings of the elastic
+storage; `peer`, upstream's kvcached (of vLLM's runners only the first), which must be installed
+beside the fork. See offline_spec.py for the keys of every mode.
 
 All must fit: on 140 GiB static and one elastic engine with 512 requests (128 KiB a token), or
 four engines with `--requests 256 --static-cache 21GiB`. An elastic engine that has too little
@@ -31,10 +32,11 @@ import tempfile
 from pathlib import Path
 from types import FrameType
 
+from offline_forks import FORKS, RUNNERS
 from offline_machine import Gpu, versions
 from offline_report import summary
 from offline_run import Plan, Run
-from offline_spec import RUNNERS, Common, Spec, parse_spec
+from offline_spec import Common, Spec, parse_spec
 
 from kvcached_core.config import parse_size
 
@@ -57,7 +59,6 @@ SHAPE = {
     "bos_token_id": 128000,
     "eos_token_id": 128001,
 }
-CHILD = [sys.executable, str(Path(__file__).with_name("offline_child.py"))]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -67,7 +68,8 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("out", type=Path)
     add("--engine", action="append", required=True, metavar="NAME=SPEC", help="the first: baseline")
-    add("--runner", choices=sorted(RUNNERS), default="second")
+    add("--fork", choices=sorted(FORKS), default="vllm")
+    add("--runner", choices=sorted(RUNNERS), default="second", help="vLLM's")
     add("--rounds", type=int, default=5)
     add("--requests", type=int, default=512)
     add("--prompt", type=int, default=512, help="tokens")
@@ -75,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
     add("--static-cache", default="41GiB", help="KV cache of static; the others' limit, addresses")
     add("--utilization", type=float, default=0.3, help="share that must be free at static's start")
     add("--env", action="append", default=[], metavar="K=V", help="for all engines")
-    add("--engine-args", type=json.loads, default={}, metavar="JSON", help="of LLM, for all")
+    add("--engine-args", type=json.loads, default={}, metavar="JSON", help="of LLM or Engine, all")
     add("--model", type=Path, help="a folder; default: one of Llama-3.1-8B's shape")
     add("--log", type=Path, default=Path(tempfile.gettempdir()), help="folder of the engines' logs")
     start = made.add_mutually_exclusive_group()
@@ -85,13 +87,14 @@ def parser() -> argparse.ArgumentParser:
     add("--start-deadline", type=float, default=400, help="seconds")
     add("--round-deadline", type=float, default=120, help="seconds")
     add("--grace", type=float, default=10, help="seconds from SIGTERM to SIGKILL")
-    add("--child-command", default=shlex.join(CHILD), help="what obeys as offline_child.py does")
+    add("--child-command", help="what obeys as offline_child.py does")
     return made
 
 
 def specs_of(arguments: argparse.Namespace) -> list[Spec]:
     """Raises ValueError."""
     common = Common(
+        arguments.fork,
         arguments.runner,
         parse_size(arguments.static_cache, "--static-cache"),
         arguments.utilization,
@@ -104,11 +107,17 @@ def specs_of(arguments: argparse.Namespace) -> list[Spec]:
     return specs
 
 
+def child_of(arguments: argparse.Namespace) -> list[str]:
+    if arguments.child_command:
+        return shlex.split(arguments.child_command)
+    return [sys.executable, str(FORKS[arguments.fork].child)]
+
+
 def plan_of(arguments: argparse.Namespace, model: Path, engines: int) -> Plan:
     return Plan(
         model=model,
         vocabulary=json.loads((model / "config.json").read_text())["vocab_size"],
-        child=shlex.split(arguments.child_command),
+        child=child_of(arguments),
         log=arguments.log,
         alone=engines if arguments.serial else int(arguments.warm),
         rounds=arguments.rounds,

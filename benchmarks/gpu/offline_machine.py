@@ -8,7 +8,7 @@ import platform
 import subprocess
 from importlib.metadata import distributions
 
-_PACKAGES = ("kvcached", "vllm", "torch", "triton", "flashinfer")
+_PACKAGES = ("kvcached", "vllm", "sglang", "transformers", "torch", "triton", "flashinfer")
 
 
 class Gpu:

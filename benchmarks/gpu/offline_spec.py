@@ -1,4 +1,4 @@
-"""The engines that offline.py compares: `NAME=SPEC` as arguments of LLM and an environment."""
+"""The engines that offline.py compares: `NAME=SPEC` as an engine's arguments and environment."""
 
 from __future__ import annotations
 
@@ -8,25 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from offline_forks import FORKS, RUNNERS
+
 from kvcached_core.config import parse_settings, parse_size
 
-RUNNERS = {"first": "0", "second": "1"}  # of VLLM_USE_V2_MODEL_RUNNER
 MODES = ("static", "kvcached", "peer")
 # What switches upstream's kvcached on. No other engine may inherit it.
 PEER_SWITCHES = {"ENABLE_KVCACHED": "true", "KVCACHED_AUTOPATCH": "1"}
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # a function is sent to the worker for its counters
-}
-ENGINE: dict[str, Any] = {
-    "load_format": "dummy",
-    "skip_tokenizer_init": True,
-    "max_model_len": 8192,
-    "enable_prefix_caching": False,
-    "seed": 0,
-}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # becomes a file name
 
 
@@ -34,12 +22,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # becomes a file name
 class Common:
     """What holds for every engine unless its own spec says otherwise."""
 
+    fork: str
+    """One of FORKS."""
     runner: str
     cache: int
     """Bytes. Static's KV cache; of the others addresses and limit."""
     utilization: float
-    """With a cache of a given size vLLM only asks at start whether this share of the device is
-    free; an elastic engine is not even asked."""
+    """See offline_forks.Fork."""
     environment: Mapping[str, str]
     engine: Mapping[str, Any]
 
@@ -52,7 +41,7 @@ class Spec:
     mode: str
     runner: str
     engine: dict[str, Any]
-    """Arguments of LLM, beside the model."""
+    """Arguments of LLM or Engine, beside the model."""
     environment: dict[str, str]
     """On top of what `inherited` leaves of the parent's."""
 
@@ -65,8 +54,8 @@ class Spec:
 def parse_spec(text: str, common: Common) -> Spec:
     """From `NAME=MODE[,key=value...]` or `NAME={"mode": MODE, ...}`.
 
-    Keys of every mode: `runner`, `cache`, `utilization`, `env.VARIABLE`, `engine.ARGUMENT` (of
-    LLM); of `peer` also `contiguous`; of `kvcached` also all settings of the elastic storage.
+    Keys of every mode: `runner`, `cache`, `utilization`, `env.VARIABLE`, `engine.ARGUMENT`; of
+    `peer` also `contiguous`; of `kvcached` also all settings of the elastic storage.
     """
     name, _, given = text.partition("=")
     try:
@@ -105,14 +94,10 @@ def _spec(name: str, keys: dict[str, Any], common: Common) -> Spec:
     if runner not in RUNNERS or (mode == "peer" and runner != "first"):
         raise ValueError(f"runner {runner!r}: {'first' if mode == 'peer' else ', '.join(RUNNERS)}")
     cache = parse_size(keys.pop("cache", common.cache), "cache")
-    engine = {
-        **ENGINE,
-        "gpu_memory_utilization": keys.pop("utilization", common.utilization),
-        "kv_cache_memory_bytes": cache,
-        **common.engine,
-        **given,
-    }
-    environment = {**ENVIRONMENT, "VLLM_USE_V2_MODEL_RUNNER": RUNNERS[runner]}
+    fork = FORKS[common.fork]
+    usual = fork.engine(cache, keys.pop("utilization", common.utilization))
+    engine = {**usual, **common.engine, **given}
+    environment = fork.environment(runner)
     if mode == "peer":
         contiguous = str(keys.pop("contiguous", True)).lower()
         environment |= {**PEER_SWITCHES, "KVCACHED_CONTIGUOUS_LAYOUT": contiguous}

@@ -34,8 +34,8 @@ from typing import Any
 from compare import compare
 from machine import MIB, Watch, ask_gpu, describe, gpu_used_mib, machine_used_mib, spread
 from offline import SHAPE
+from offline_forks import FORKS, RUNNERS
 from offline_machine import versions
-from offline_spec import ENVIRONMENT, RUNNERS
 from servers import Servers
 
 HERE = Path(__file__).resolve().parent
@@ -94,7 +94,7 @@ def server_arguments(a: argparse.Namespace, model: int, folder: Path) -> list[st
 
 
 def environment(a: argparse.Namespace) -> dict[str, str]:
-    found = {**os.environ, **ENVIRONMENT, "VLLM_USE_V2_MODEL_RUNNER": RUNNERS[a.runner]}
+    found = {**os.environ, **FORKS["vllm"].environment(a.runner)}
     if a.cpu:
         return {**found, **CPU_ENVIRONMENT}
     return {**found, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(a.gpu)}

@@ -47,7 +47,7 @@ class FakeEngine:
             hang()
         if FAKE == "fails at start":
             raise RuntimeError("no engine today")
-        self.about = {"start_s": 0.3, "blocks": command["engine"]["kv_cache_memory_bytes"]}
+        self.about = {"start_s": 0.3, "blocks": command["engine"].get("kv_cache_memory_bytes")}
         self._created = 0
         note("start", "end")
 

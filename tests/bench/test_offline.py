@@ -249,3 +249,14 @@ def test_what_an_engine_is_given(bench: Bench) -> None:
     assert switches["b"]["VLLM_USE_V2_MODEL_RUNNER"] == "1"
     assert all(switches[name]["X"] == "1" for name in "abcd")
     assert {line for line in done.log if "enabled" in line} == {"c enabled"}
+
+
+def test_what_an_engine_of_sglang_is_given(bench: Bench) -> None:
+    more = ["--fork", "sglang", "--static-cache", "3GiB", "--rounds", "1"]
+    done = bench.run(*more, a="static", b="kvcached,page_size=2MiB", c="peer")
+    engines = done.result["engines"]
+    for engine in engines.values():
+        assert engine["engine"]["max_total_tokens"] == (3 << 30) // (128 << 10)
+        assert not {key for key in engine["environment"] if key.startswith("VLLM")}
+    assert engines["b"]["engine"]["kv_storage_config"] == {"limit": 3 << 30, "page_size": "2MiB"}
+    assert "kv_storage_backend" not in engines["a"]["engine"] | engines["c"]["engine"]

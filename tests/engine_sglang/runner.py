@@ -3,6 +3,7 @@
     python tests/engine_sglang/runner.py JOB.json RESULT.json   (with tests/ on PYTHONPATH)
 
 The job: ``model``; ``engine``, arguments of Engine beside those below; ``count`` of requests;
+``logprobs``, whether to tell, as ``gaps``, by how much each token was likelier than the next one;
 ``mutant``, the pass before which a page that requests read from is unmapped; ``gate``, a file that
 is waited for before the first request; ``neighbour``, what another member of the budget needs once
 the engine is idle; ``rounds``, how often the workload is repeated; ``busy``, a file until which it
@@ -64,9 +65,11 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if job.get("gate"):
         _wait_for(Path(job["gate"]))
     began = time.monotonic()
-    outputs = _generate(engine, count)
+    outputs = _generate(engine, count, logprobs=job.get("logprobs", False))
     result["run_seconds"] = time.monotonic() - began
     result["tokens"] = [output["output_ids"] for output in outputs]
+    if job.get("logprobs"):
+        result["gaps"] = [[_gap(best) for best in _best_two(output)] for output in outputs]
     result["retractions"] = sum(output["meta_info"]["num_retractions"] for output in outputs)
     result["cached_tokens"] = sum(output["meta_info"]["cached_tokens"] for output in outputs)
     result.update(_after(job, engine, memory))
@@ -112,13 +115,27 @@ def _wait_for(gate: Path) -> None:
         time.sleep(0.01)
 
 
-def _generate(engine: Any, count: int) -> list[Any]:
+def _generate(engine: Any, count: int, *, logprobs: bool = False) -> list[Any]:
     lengths = workload.output_lengths(count)
     samplings = [{"temperature": 0, "max_new_tokens": n, "ignore_eos": True} for n in lengths]
     outputs: list[Any] = engine.generate(
-        input_ids=workload.prompts(count), sampling_params=samplings
+        input_ids=workload.prompts(count),
+        sampling_params=samplings,
+        return_logprob=logprobs,
+        top_logprobs_num=2 if logprobs else 0,
     )
     return outputs
+
+
+def _best_two(output: Any) -> list[Any]:
+    """For each token of the answer, what SGLang tells of the two likeliest: probability first."""
+    found: list[Any] = output["meta_info"]["output_top_logprobs"]
+    return found
+
+
+def _gap(best: Any) -> float:
+    likeliest, next_one = sorted((each[0] for each in best), reverse=True)
+    return float(likeliest - next_one)
 
 
 def _observed(engine: Any) -> Any:
