@@ -3,7 +3,7 @@
 
     python benchmarks/gpu/online.py OUT.json --mode static [--gpu 0] [-- SERVER ARGUMENTS]
     python benchmarks/gpu/online.py OUT.json --mode elastic [--gpu 1] [--set KEY=VALUE ...]
-    python benchmarks/gpu/online.py --compare STATIC.json ELASTIC.json [and further pairs]
+    python benchmarks/gpu/online.py --compare STATIC.json ELASTIC.json [and further runs]
 
 One `vllm serve` a model, Llama-3.1-8B's shape with a small vocabulary and dummy weights (for speed
 only), 256 tokens in and 256 out. The rate of each model's requests rises to `--peak` a second
@@ -13,7 +13,7 @@ models, as the capacity of one budget. Everything else is the same in both, the 
 
 Besides OUT.json, OUT.requests.json tells of each request when it was due and how long it took. To
 compare in the same minutes, run static with `--gpu 0` and elastic with `--gpu 1` of one host at
-once, then the other way round, and give both pairs to `--compare`.
+once, then the other way round, and give all to `--compare`.
 
 `--cpu`: a tiny model on the CPU, to try the program.
 """

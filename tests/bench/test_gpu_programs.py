@@ -55,16 +55,19 @@ def test_what_a_neighbour_loses(tmp_path: Path) -> None:
     assert all(values["mapped_gib_per_s"] > 0 for values in found["beside a rank"].values())
 
 
+def spread(value: float) -> dict[str, float]:
+    return dict.fromkeys(("mean", "p50", "p90", "p99", "max"), value)
+
+
 def online(tmp_path: Path, name: str, mode: str, factor: float = 1, **more: Any) -> str:
     """A file as online.py writes it, with what compare reads."""
-    spread = dict.fromkeys(("mean", "p50", "p90", "p99", "max"), 10 * factor)
+    figures = spread(10 * factor)
     made = {
         "mode": mode,
         "failed": 0,
         "errors": [],
-        "preemptions": [0, 0],
-        "ttft_ms": spread,
-        "tpot_ms": spread,
+        "preemptions": [0, 0, 0],
+        "models": [{"ttft_ms": figures, "tpot_ms": figures}] * 3,
         "device_mib": {"idle": 1, "peak": 2},
         **more,
     }
@@ -80,7 +83,7 @@ def online(tmp_path: Path, name: str, mode: str, factor: float = 1, **more: Any)
         (1.02, {}, 0, "within"),
         (1.05, {}, 1, "ttft_ms p50 is 1.0500 of static's"),
         (1.0, {"failed": 1, "errors": ["late"]}, 1, "1 requests failed, such as late"),
-        (1.0, {"preemptions": [0, 3]}, 1, "short of memory"),
+        (1.0, {"preemptions": [0, 3, 0]}, 1, "short of memory"),
         (1.0, {"cache_mib": {"peak": 9, "capacity": 8}}, 1, "9 MiB of cache in a budget of 8"),
     ],
 )
@@ -93,3 +96,15 @@ def test_runs_are_compared(
     ]
     done = run("online.py", "--compare", *files)
     assert done.returncode == status and said in done.stdout
+
+
+@pytest.mark.engine
+def test_what_disturbs_one_peak_does_not_decide(tmp_path: Path) -> None:
+    usual, slow = ({"ttft_ms": s, "tpot_ms": s} for s in (spread(10), spread(50)))
+    elastic = online(tmp_path, "e", "elastic", models=[usual, slow, usual])
+    short = {"models": [usual, usual, slow], "preemptions": [0, 0, 9]}
+    files = [online(tmp_path, f"s{i}", "static", **short) for i in range(2)]
+    done = run("online.py", "--compare", *files, elastic)
+    assert done.returncode == 0 and done.stdout.count("left out") == 2
+    done = run("online.py", "--compare", files[0], elastic)
+    assert done.returncode == 1 and "2 peaks of static, not 3" in done.stdout
