@@ -9,10 +9,11 @@
 //
 // A grant of x bytes to rank i is given iff, under the table's lock,
 //   lease_i + x <= limit_i
-//   x <= free - sum(lease - created) - sum(claim) - sum over j != i of max(0, floor_j - lease_j)
-//        - headroom
-// where free = min(capacity - sum(created), device_free), and device_free was sampled by the caller
-// before the lock, with the smaller of sum(created) read before and after.
+//   x <= capacity - sum(lease) - gaps - headroom
+//   x <= device_free - sum(lease - created) - sum(claim) - gaps - headroom
+// where gaps = sum over j != i of max(0, floor_j - lease_j), and device_free was sampled by the
+// caller before the lock, with the smaller of sum(created) read before and after. A claim is what
+// a row's process will yet take of the device for other things: no part of the capacity.
 //
 // On disk: `<device>.record` is the mapped file and carries the table's flock; `<device>.rows` is
 // empty and carries the row locks. No other code of a process that has joined may open and close
@@ -93,14 +94,14 @@ class Budget : public std::enable_shared_from_this<Budget> {
   virtual Bytes headroom() const = 0;
 
   // Takes a row for life, reaping dead ones first. Refused (BudgetError with the numbers) when
-  // another live row has the same instance (1 to 64 bytes) and rank, when floors and claims of all
-  // live rows and the headroom do not fit the capacity, when floor > limit, when weight is 0, when
+  // another live row has the same instance (1 to 64 bytes) and rank, when the floors of all live
+  // rows and the headroom do not fit the capacity, when floor > limit, when weight is 0, when
   // every row is taken, or when the table's lock was not had in 5 s. Returns the row's index.
   virtual int join(const std::string& instance, std::uint32_t rank, Bytes limit, Bytes floor,
                    Bytes claim, std::uint32_t weight) = 0;
   // Changes the row's terms: a claim is lowered as its bytes are allocated; sleep is floor 0,
-  // waking is asking for it back. kRefused, nothing written, when floors and claims would no
-  // longer fit; lowering both is never refused. A limit below the lease only stops its growth.
+  // waking is asking for it back. kRefused, nothing written, when floors would no longer fit;
+  // lowering one is never refused. A limit below the lease only stops its growth.
   virtual Grant set_terms(int row, Bytes limit, Bytes floor, Bytes claim,
                           std::chrono::milliseconds deadline) = 0;
   // Gives the row back; its lease must be 0 (asserted by value). Does nothing in another process.

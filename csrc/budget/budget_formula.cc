@@ -16,7 +16,7 @@ Bytes givable(const Holding& holding) {
 }
 
 // Bytes that must be found on the device beside what is created, and in the capacity beside
-// nothing: the two sides of free = min(capacity - sum(created), device_free).
+// nothing: the two sides of the formula. Claims are no part of the capacity.
 struct Sides {
   Bytes in_capacity, on_device;
 };
@@ -28,9 +28,8 @@ Sides committed(const Snapshot& all, const Sample& sample) {
     created = add(created, holding.created);
     claims = add(claims, holding.claim);
   }
-  const Bytes reserved = add(claims, all.headroom);
   const Bytes promised = sub(leased, std::min(created, sample.created_before));
-  return {add(leased, reserved), add(promised, reserved)};
+  return {add(leased, all.headroom), add(promised, add(claims, all.headroom))};
 }
 
 // Bytes beyond `committed` and `extra` that fit, were `returned` given back first.
@@ -158,7 +157,7 @@ Bytes members_total(const Snapshot& all, const Sample& sample) {
 Bytes guaranteed(const Snapshot& all, int row) {
   Bytes sum = all.headroom;
   for (const Holding& holding : all) {
-    if (holding.row != row) sum = add(sum, add(holding.floor, holding.claim));
+    if (holding.row != row) sum = add(sum, holding.floor);
   }
   return sum;
 }

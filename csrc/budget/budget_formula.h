@@ -36,7 +36,7 @@ Bytes reclaim_target(const Snapshot& all, int row, const Sample& sample);
 // What all rows hold and what they could still be granted, floors aside.
 Bytes members_total(const Snapshot& all, const Sample& sample);
 
-// floors + claims + headroom, without those of `row` (-1: of all).
+// floors + headroom, without the floor of `row` (-1: all floors).
 Bytes guaranteed(const Snapshot& all, int row);
 
 // a + b, or the largest number; a - b, or 0.

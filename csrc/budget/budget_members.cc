@@ -33,13 +33,12 @@ void SharedBudget::check_terms(const std::string& who, Bytes limit, Bytes floor)
                     bytes(limit) + ". Raise the limit or lower the floor.");
 }
 
-// Empty when floor and claim fit beside the guarantees of `all`, else what is wrong.
-std::string SharedBudget::guarantees(const Snapshot& all, Bytes floor, Bytes claim) const {
+// Empty when a floor fits beside the guarantees of `all`, else what is wrong.
+std::string SharedBudget::guarantees(const Snapshot& all, Bytes floor) const {
   const Bytes others = guaranteed(all, -1);
-  if (add(others, add(floor, claim)) <= all.capacity) return "";
-  return "a floor of " + bytes(floor) + " and a claim of " + bytes(claim) +
-         " do not fit: " + bytes(others) + " of a capacity of " + bytes(all.capacity) +
-         " are floors, claims and headroom already. Lower them or stop an engine.";
+  if (add(others, floor) <= all.capacity) return "";
+  return "a floor of " + bytes(floor) + " does not fit: " + bytes(others) + " of a capacity of " +
+         bytes(all.capacity) + " are floors and headroom already. Lower them or stop an engine.";
 }
 
 int SharedBudget::join(const std::string& instance, std::uint32_t rank, Bytes limit, Bytes floor,
@@ -67,7 +66,7 @@ int SharedBudget::join(const std::string& instance, std::uint32_t rank, Bytes li
     throw BudgetError(who + ": lives already, as process " + std::to_string(other.pid.load()) +
                       ". Choose another instance name or stop that one.");
   }
-  const std::string wrong = guarantees(all, floor, claim);
+  const std::string wrong = guarantees(all, floor);
   if (!wrong.empty()) throw BudgetError(who + ": " + wrong);
 
   pin();
@@ -102,10 +101,8 @@ Grant SharedBudget::set_terms(int row, Bytes limit, Bytes floor, Bytes claim,
   {
     const TableLock lock(file_.table(), deadline);
     if (!lock) return Grant::kMissed;
-    const bool lower = floor <= mine.floor.load() && claim <= mine.claim.load();
-    const auto fits = [&] {
-      return add(guaranteed(snapshot(record()), row), add(floor, claim)) <= capacity();
-    };
+    const bool lower = floor <= mine.floor.load();
+    const auto fits = [&] { return add(guaranteed(snapshot(record()), row), floor) <= capacity(); };
     if (!lower && !fits() && (reap_locked() == 0 || !fits())) return Grant::kRefused;
     mine.limit.store(limit);
     mine.floor.store(floor);

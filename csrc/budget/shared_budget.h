@@ -78,7 +78,7 @@ class SharedBudget final : public Budget {
   Row& own(int row) const;
   void check_process() const;
   void check_terms(const std::string& who, Bytes limit, Bytes floor) const;
-  std::string guarantees(const Snapshot& all, Bytes floor, Bytes claim) const;
+  std::string guarantees(const Snapshot& all, Bytes floor) const;
   void settle(Bytes capacity, Bytes headroom);
   void pin();
   void check_agreed() const;

@@ -43,13 +43,12 @@ class Device(ABC):
         profiling saw it, and graphs. Asked when profiling is over. Neighbours must leave it."""
 
     @abstractmethod
-    def hold_workspace(self) -> None:
-        """Takes that memory in the name of whoever needs it later, when warm-up is over and when
-        the engine wakes. Raises RuntimeError if it is not to be had."""
+    def workspace_left(self) -> int:
+        """What of that it has not taken by now. Takes some microseconds."""
 
 
 class HostDevice(Device):
-    """Memory of the machine. Its other uses show in what is available, so nothing is held."""
+    """Memory of the machine. Its other uses show in what is available, so nothing is claimed."""
 
     tensor_type = "cpu"
     granularity = HOST_GRANULARITY
@@ -72,5 +71,5 @@ class HostDevice(Device):
     def workspace_bytes(self) -> int:
         return 0
 
-    def hold_workspace(self) -> None:
-        pass
+    def workspace_left(self) -> int:
+        return 0

@@ -64,8 +64,9 @@ GRANTS = [
     Case("other's floor", [Member(), Member(floor=400)], 600),
     Case("other's floor, partly leased", [Member(), Member(floor=400, lease=150)], 600),
     Case("other's floor, leased beyond", [Member(), Member(floor=400, lease=500)], 500),
-    Case("claims, own and other's", [Member(claim=100), Member(claim=250)], 650),
-    # 1000 - 200 - 300 leased - 50 - 60 claimed - (100 - 0) of floor - 20
+    Case("claims are no part of the capacity", [Member(claim=100), Member(claim=250)], 1000),
+    Case("claims, own and other's", [Member(claim=100), Member(claim=250)], 550, device_free=900),
+    # 1000 - 200 - 300 leased - (100 - 0) of floor - 20
     Case(
         "all together",
         [
@@ -74,7 +75,7 @@ GRANTS = [
             Member(floor=100),
             Member(claim=60),
         ],
-        270,
+        380,
         headroom=20,
     ),
     Case("nothing left", [Member(), Member(lease=1000)], 0),
@@ -176,7 +177,9 @@ RECLAIMS = [
     # The wanter's own floor is held for it already.
     Case("the wanter's floor", [Member(lease=900, idle=900), Member(want=100, floor=80)], [0, 0]),
     Case("headroom and claims", [Member(lease=700, idle=700, claim=100), Member(want=150)],
-         [60, 0], headroom=110),
+         [60, 0], headroom=210),
+    Case("claims on the device", [Member(lease=700, idle=700, claim=100), Member(want=150)],
+         [50, 0], device_free=900),
     Case("strangers hold the device", [Member(lease=300, created=300, idle=300),
                                        Member(want=200)], [150, 0], device_free=50),
 ]  # fmt: skip
@@ -218,7 +221,7 @@ SHARES = [
     Case("a limit", [Member(lease=900, want=900), Member(lease=100, want=900, limit=200)],
          [800, 200]),
     Case("headroom and claims", [Member(lease=700, want=300, claim=100), Member(want=900)],
-         [400, 400], headroom=100),
+         [400, 400], headroom=200),
     Case("strangers hold the device", [Member(lease=300, created=300, want=100),
                                        Member(want=900)], [175, 175], device_free=50),
 ]  # fmt: skip

@@ -55,17 +55,17 @@ class BudgetMachine(RuleBasedStateMachine):
     def left(self, row: int) -> int:
         """What the capacity leaves beside the rows, were the lease of `row` to grow."""
         gaps = sum(max(0, r.floor - r.lease) for i, r in self.model.items() if i != row)
-        used = sum(r.lease + r.claim for r in self.model.values())
+        used = sum(r.lease for r in self.model.values())
         return CAPACITY - HEADROOM - used - gaps
 
-    def fits(self, floor: int, claim: int, without: int = -1) -> bool:
-        others = sum(r.floor + r.claim for i, r in self.model.items() if i != without)
-        return others + floor + claim <= CAPACITY - HEADROOM
+    def fits(self, floor: int, without: int = -1) -> bool:
+        others = sum(r.floor for i, r in self.model.items() if i != without)
+        return others + floor <= CAPACITY - HEADROOM
 
     @rule(target=members, which=st.integers(0, OBJECTS - 1), limit=BYTES, floor=BYTES, claim=BYTES)
     def join(self, which: int, limit: int, floor: int, claim: int) -> "Target":
         self.names += 1
-        if floor > limit or not self.fits(floor, claim):
+        if floor > limit or not self.fits(floor):
             with pytest.raises(BudgetError):
                 self.budgets[which].join(f"n{self.names}", 0, limit, floor, claim)
             return multiple()
@@ -79,7 +79,8 @@ class BudgetMachine(RuleBasedStateMachine):
         which, row = member
         mine = self.model[row]
         created = sum(r.created for r in self.model.values())
-        room = min(self.left(row), self.left(row) - CAPACITY + created + device_free)
+        claims = sum(r.claim for r in self.model.values())
+        room = min(self.left(row), self.left(row) - CAPACITY + created + device_free - claims)
         expected = max(0, min(room, mine.limit - mine.lease))
         assert self.budgets[which].available(row, device_free) == expected
         granted = self.budgets[which].lease(row, size, device_free, 1000)
@@ -131,9 +132,9 @@ class BudgetMachine(RuleBasedStateMachine):
             with pytest.raises(BudgetError):
                 self.budgets[which].set_terms(row, limit, floor, claim, 1000)
             return
-        lower = floor <= mine.floor and claim <= mine.claim
+        lower = floor <= mine.floor
         granted = self.budgets[which].set_terms(row, limit, floor, claim, 1000)
-        if lower or self.fits(floor, claim, without=row):
+        if lower or self.fits(floor, without=row):
             assert granted == Grant.GRANTED
             mine.limit, mine.floor, mine.claim = limit, floor, claim
         else:

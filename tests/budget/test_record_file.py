@@ -172,15 +172,15 @@ def test_refused_joins(tmp_path: Path) -> None:
         (("a\0b", 0, 10), "NUL"),
         (("a", 0, 10, 11), "floor of 11 bytes is above the limit of 10"),
         (("a", 0, 10, 0, 0, 0), "weight of 0"),
-        (("a", 0, 1000, 500, 401), "floor of 500 .* claim of 401 .* do not fit: 100 .* 1000"),
+        (("a", 0, 1000, 901), "floor of 901 bytes does not fit: 100 .* 1000"),
     ):
         with pytest.raises(BudgetError, match=message):
             budget.join(*arguments)
     assert budget.rows() == []
-    row = budget.join("x" * 64, 0, 1000, 500, 400)
+    row = budget.join("x" * 64, 0, 1000, 900, 5000)
     with pytest.raises(BudgetError, match="1000 bytes of a capacity of 1000"):
-        budget.join("b", 0, 1000, 0, 1)
-    assert budget.set_terms(row, 1000, 500, 401, 1000) == Grant.REFUSED
+        budget.join("b", 0, 1000, 1)
+    assert budget.set_terms(row, 1000, 901, 0, 1000) == Grant.REFUSED
     assert budget.set_terms(row, 1000, 0, 0, 1000) == Grant.GRANTED
     assert budget.rows()[0].instance == "x" * 64
 

@@ -65,7 +65,11 @@ class Driver:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """A GPU of 8 MiB, and what torch says of its memory there."""
-    memory = {"max_memory_reserved": 5 * MIB, "memory_allocated": 2 * MIB}
+    memory = {
+        "max_memory_reserved": 5 * MIB,
+        "memory_allocated": 2 * MIB,
+        "memory_reserved": 2 * MIB,
+    }
     platform = SimpleNamespace(
         get_device_uuid=lambda index: f"GPU-{index:04d}" if index else UUID,
         get_device_total_memory=lambda index: 8 * MIB,
@@ -75,6 +79,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     monkeypatch.setattr(device_module, "CudaDriver", Driver)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda i: memory["max_memory_reserved"])
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda i: memory["memory_allocated"])
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda i: memory["memory_reserved"])
     return memory
 
 
@@ -117,6 +122,11 @@ def test_who_names_no_capacity_takes_the_records(gpu: dict[str, int], tmp_path: 
 def test_the_peak_of_activations_is_claimed_with_room_for_graphs(gpu: dict[str, int]) -> None:
     device = cuda()
     assert device.workspace_bytes() == 3 * MIB + (1 << 30)
+    assert device.workspace_left() == 3 * MIB + (1 << 30)
+    gpu["memory_reserved"] = 4 * MIB
+    assert device.workspace_left() == MIB + (1 << 30)
+    gpu["memory_reserved"] = 1 << 31
+    assert device.workspace_left() == 0
     gpu["memory_allocated"] = 6 * MIB
     assert device.workspace_bytes() == 1 << 30
 

@@ -150,20 +150,19 @@ def test_no_memory_at_all_is_said_with_what_to_do(make: Make) -> None:
 
 
 class Hungry:
-    """A device whose worker yet takes so many bytes, and that tells when it took them."""
+    """A device whose worker yet takes `left` bytes."""
 
-    def __init__(self, device: Any, size: int, worker: Worker) -> None:
-        self._device, self._size, self._worker = device, size, worker
-        self.held: list[int] = []
+    def __init__(self, device: Any, left: int) -> None:
+        self._device, self.left = device, left
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)
 
     def workspace_bytes(self) -> int:
-        return self._size
+        return self.left
 
-    def hold_workspace(self) -> None:
-        self.held.append(claim(self._worker))
+    def workspace_left(self) -> int:
+        return self.left
 
 
 def claim(worker: Worker) -> int:
@@ -171,7 +170,7 @@ def claim(worker: Worker) -> int:
     return row.claim
 
 
-def test_the_workspace_is_claimed_until_it_is_held(
+def test_the_workspace_is_claimed_until_it_is_taken(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kvcached_core.engines.vllm import worker_storage
@@ -180,16 +179,25 @@ def test_the_workspace_is_claimed_until_it_is_held(
     of, devices = worker_storage.device_of, []
 
     def hungry(*given: Any) -> Hungry:
-        devices.append(Hungry(of(*given), MIB, worker))
+        devices.append(Hungry(of(*given), 3 * MIB))
         return devices[-1]
 
     monkeypatch.setattr(worker_storage, "device_of", hungry)
     worker.start(warm=False)
     touch(worker, prefill(requests=9, blocks=1))
-    assert claim(worker) == MIB
-    worker.storage.on_warmup_done()
-    assert claim(worker) == 0
-    worker.storage.suspend(1)
-    worker.storage.resume(["kv_cache"])
     (device,) = devices
-    assert device.held == [MIB, 0]  # taken before the claim falls; and again after sleep
+    assert claim(worker) == 3 * MIB
+    device.left = 2 * MIB
+    worker.storage.on_warmup_done()
+    assert claim(worker) == 2 * MIB
+    device.left = MIB
+    for _ in range(64):
+        worker.storage.begin_step(SchedulerOutput.make_empty())
+    assert claim(worker) == MIB
+    worker.storage.suspend(1)
+    assert claim(worker) == 0
+    worker.storage.begin_step(SchedulerOutput.make_empty())
+    assert claim(worker) == 0
+    device.left = 2 * MIB
+    worker.storage.resume(["kv_cache"])
+    assert claim(worker) == 2 * MIB

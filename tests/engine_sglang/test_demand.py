@@ -32,6 +32,7 @@ def demand(
 def test_nothing() -> None:
     found = demand([], [])
     assert (found.decode, found.step, found.first, found.admit, found.arriving) == (0, 0, 0, 0, 0)
+    assert found.ahead == 0
 
 
 def test_who_decodes_needs_a_block() -> None:
@@ -43,7 +44,7 @@ def test_the_next_in_line_wants_to_see_its_whole_answer() -> None:
     found = demand([request(30, 50), request(20, 40)], [])
     assert found.step == 30 + 1 + 20 + 1
     assert found.first == 30 + 50 + 2 + 1
-    assert found.admit == 30 + 50 + 2 + 20 + 40 + 2 + 1
+    assert found.admit == found.ahead == 30 + 50 + 2 + 20 + 40 + 2 + 1
     assert found.arriving == 2
 
 
@@ -85,3 +86,12 @@ def test_who_gave_way_comes_with_what_it_had_written() -> None:
     found = demand([request(30, 50, written=20)], [])
     assert found.step == 50 + 1
     assert found.first == 50 + 30 + 2 + 1
+
+
+def test_the_step_after_this_one_is_thought_of() -> None:
+    waiting = [request(60, 10) for _ in range(9)]
+    found = demand(waiting, [])
+    assert (found.arriving, found.step) == (2, 60 + 1 + 39 + 1)
+    assert found.admit == 2 * (60 + 10 + 2) + 1
+    assert found.ahead == 4 * (60 + 10 + 2) + 1  # prompts of 200 tokens are two steps
+    assert demand(waiting, [request(1, 1)] * 5).ahead == 5 + 3 * (60 + 10 + 2) + 1 + 2

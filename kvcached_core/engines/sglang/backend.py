@@ -119,7 +119,7 @@ class KvcachedBackend(KVStorageBackend):  # type: ignore[misc]
 
     def bind(self, params: Any, tree_cache: Any) -> None:
         assert self._stepper is not None
-        self._memory.hold_workspace()
+        self._memory.lower_claim(now=True)
         self._stepper.bind(tree_cache, support.limits_of(self._server_args, params))
 
     def wakeup_fd(self) -> int | None:

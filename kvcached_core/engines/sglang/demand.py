@@ -7,7 +7,7 @@ whole prompt and answer, and what running requests are expected to write yet, as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,8 @@ class Demand:
     """What it wants to see free or evictable before the next request in line is admitted."""
     admit: int = 0
     """The same for all that the step may admit."""
+    ahead: int = 0
+    """The same with what the next step may admit too."""
     arriving: int = 0
     """Requests that the step may admit."""
 
@@ -54,40 +56,47 @@ def demand_of(
     decode = (len(running.reqs) + arrived) * block
     line = list(_in_line(waiting, chunked, len(running.reqs), limits))
     if not line:
-        return Demand(decode=decode, step=decode, first=decode, admit=decode)
+        return Demand(decode=decode, step=decode, first=decode, admit=decode, ahead=decode)
     cut = limits.chunk
-    take = first = admit = 0
-    expected = _expected(running.reqs, limits)
-    for prompt, answer in line:
+    take = first = admit = total = arriving = 0
+    seen = decode + _expected(running.reqs, limits)
+    for prompt, answer, is_now in line:
+        total += prompt + answer + 2 * block
+        if not is_now:
+            continue
         take += (prompt if cut is None else min(prompt, cut - min(take, cut))) + block
-        admit += prompt + answer + 2 * block
+        arriving += 1
+        admit = total
         first = first or admit
     return Demand(
         decode=decode,
         step=decode + take,
-        first=decode + expected + first,
-        admit=decode + expected + admit,
-        arriving=len(line),
+        first=seen + first,
+        admit=seen + admit,
+        ahead=seen + total,
+        arriving=arriving,
     )
 
 
-def _in_line(waiting: Sequence[Any], chunked: Any, running: int, limits: Limits) -> Any:
-    """Prompt and answer, in tokens, of the requests that the step may admit."""
+def _in_line(
+    waiting: Sequence[Any], chunked: Any, running: int, limits: Limits
+) -> Iterator[tuple[int, int, bool]]:
+    """Prompt and answer, in tokens, of the requests that two steps may admit, and whether the first
+    of them may."""
     room = limits.prefill if limits.chunk is None else limits.chunk
-    places = limits.running - running
+    places = limits.running - running - (chunked is not None)
+    line = list(waiting[: max(0, places)])
     if chunked is not None:
-        prompt, answer = _left(chunked, limits)
-        prompt -= len(chunked.prefix_indices)
-        yield max(0, prompt), answer
-        room -= prompt
-        places -= 1
-    for request in waiting:
-        if room <= 0 or places <= 0:
+        line.insert(0, chunked)
+    ahead = 0  # tokens of prompts in front
+    for request in line:
+        if ahead >= 2 * room:
             return
         prompt, answer = _left(request, limits)
-        yield prompt, answer
-        room -= prompt
-        places -= 1
+        if request is chunked:
+            prompt = max(0, prompt - len(request.prefix_indices))
+        yield prompt, answer, ahead < room
+        ahead += prompt
 
 
 def _left(request: Any, limits: Limits) -> tuple[int, int]:

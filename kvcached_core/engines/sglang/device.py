@@ -57,11 +57,9 @@ class CudaDevice(RankDevice):
     def workspace_bytes(self) -> int:
         return self._workspace
 
-    def hold_workspace(self) -> None:
-        # Torch keeps what it was given: its allocator then has room for the peak.
+    def workspace_left(self) -> int:
         taken = int(torch.cuda.memory_reserved(self._index)) - self._reserved
-        size = max(0, self._workspace - taken)
-        torch.empty(size, dtype=torch.int8, device=torch.device("cuda", self._index))
+        return max(0, self._workspace - max(0, taken))
 
 
 # By SGLang's name of the kind; each is called with the settings and the index.

@@ -20,6 +20,7 @@ from kvcached_core.engines.sglang.device import RankDevice
 from kvcached_core.engines.sglang.geometry import Geometry
 from kvcached_core.engines.sglang.room import longest_request
 from kvcached_core.engines.sglang.tensors import PoolTensors
+from kvcached_core.instance.claim import Claim
 from kvcached_core.instance.plan import StoragePlan
 from kvcached_core.instance.room import Room, floor_bytes
 
@@ -46,7 +47,8 @@ class Memory:
         )
         self._rank: Rank | None = None
         self._row = -1
-        self._claim = 0
+        self._floor = 0
+        self._claim = Claim(0)
 
     @property
     def reserved_bytes(self) -> int:
@@ -94,9 +96,9 @@ class Memory:
         return plan
 
     def _join(self, plan: StoragePlan) -> None:
-        self._claim = self.device.workspace_bytes()
-        weight = plan.settings.weight
-        row = self.budget.join(plan.instance, 0, plan.limit, plan.floor, self._claim, weight)
+        self._floor, self._claim = plan.floor, Claim(self.device.workspace_bytes())
+        claim, weight = self._claim.size, plan.settings.weight
+        row = self.budget.join(plan.instance, 0, plan.limit, plan.floor, claim, weight)
         extents = list(zip(self.tensors.arenas, plan.block_bytes, strict=True))
         segment = Segment.open(str(plan.segment))
         try:
@@ -106,12 +108,12 @@ class Memory:
             raise
         self._row = row
 
-    def hold_workspace(self) -> None:
-        """Takes what was claimed beside the cache; then the device itself shows that it is gone."""
-        self.device.hold_workspace()
-        if self._claim:
-            self._claim = 0
-            self.set_floor(self._plan.floor, _TERMS_MS)
+    def lower_claim(self, *, now: bool = False) -> None:
+        """Once a step: see Claim."""
+        self._claim.lower(self.device.workspace_left, self._enter, now=now)
+
+    def _enter(self, claim: int, deadline_ms: int) -> Grant:
+        return self.budget.set_terms(self._row, self._plan.limit, self._floor, claim, deadline_ms)
 
     def retire(self, pages: Sequence[int], epoch: int, streams: Sequence[int]) -> None:
         """Lets go of pages behind all that is queued now on these streams."""
@@ -125,11 +127,19 @@ class Memory:
                 f"{_DRAIN_MS} ms"
             )
 
-    def set_floor(self, floor: int, deadline_ms: int = _RETRY_MS) -> bool:
-        """Whether the floor is that now."""
-        limit = self._plan.limit
-        grant = self.budget.set_terms(self._row, limit, floor, self._claim, deadline_ms)
-        return grant == Grant.GRANTED
+    def sleep(self) -> None:
+        """Neighbours may have the floor and what was claimed."""
+        self._floor, self._claim = 0, Claim(0)
+        self._enter(0, _TERMS_MS)
+
+    def wake(self) -> bool:
+        """Whether the floor could be had again, and the claim was entered with it."""
+        self._floor, claim = self._plan.floor, Claim(self.device.workspace_left())
+        if self._enter(claim.size, _RETRY_MS) != Grant.GRANTED:
+            self._floor = 0
+            return False
+        self._claim = claim
+        return True
 
     def close(self) -> None:
         """Gives all memory back."""

@@ -65,6 +65,7 @@ class Stepper:
             return
         self._rested = not busy
         self._step += 1
+        self._memory.lower_claim()
         self.wake.take()
         self.supply.settle()
         more = self._pool.settle(self._step)
@@ -100,23 +101,26 @@ class Stepper:
     def _take(self, demand: Demand, running: Any) -> int:
         """Asks for what is lacking, and waits within bounds; returns pages that still are."""
         supply, pool = self.supply, self._pool
-        goal = demand.first
+        goal, hoped, ahead = demand.first, demand.admit, demand.ahead
         if demand.arriving and running.reqs and supply.is_beyond_share(pool.pages_short(0, goal)):
-            goal = demand.decode  # others lack memory, and these requests have their share of it
+            # Others lack memory, and these requests have their share of it.
+            goal = hoped = ahead = demand.decode
 
         def lacking() -> int:
             return pool.pages_short(0, goal)
 
-        def lacking_now() -> int:  # else prefixes are evicted, though memory may be to be had
-            return max(lacking(), pool.pages_short(demand.step, 0))
+        def lacking_yet() -> int:
+            # Fewer requests in a pass cost more than a short wait does; and what the step takes
+            # is not to come from evicting prefixes while memory may be had.
+            return max(pool.pages_short(0, hoped), pool.pages_short(demand.step, 0))
 
         if lacking():
             pool.restore()
-        short, wanted = lacking(), max(lacking_now(), pool.pages_short(0, demand.admit))
+        short, wanted = lacking(), max(lacking_yet(), pool.pages_short(0, ahead))
         if wanted or (demand.step and not supply.pages_for_neighbours()):
             supply.grow(wanted, short)
-        if lacking_now():
-            supply.await_growth(lacking_now)
+        if lacking_yet():
+            supply.await_growth(lacking_yet)
             short = lacking()
         starved = pool.pages_short(0, demand.decode) if running.reqs else short
         if starved and supply.needs_neighbours(starved):
@@ -152,7 +156,7 @@ class Stepper:
         supply.settle()
         self._pool.stock.refresh()
         self._asleep = self._pool.stock.suspended = True
-        self._memory.set_floor(0)
+        self._memory.sleep()
         supply.publish_wish(0)
         supply.publish_idle(resting=True)
 
@@ -166,7 +170,7 @@ class Stepper:
         if not self._waking or time.monotonic() - self._looked < _LOOK_S:
             return False
         self._looked = time.monotonic()
-        if not self._memory.set_floor(self._plan.floor):
+        if not self._memory.wake():
             return False
         self._asleep = self._waking = self._rested = False
         self._pool.stock.suspended = False

@@ -31,7 +31,7 @@ class CudaDevice(Device):
         self._settings = settings
         self._logical = logical_index
         self.key = f"cuda:{current_platform.get_device_uuid(logical_index)}"
-        self._activations = 0
+        self._workspace = self._allocated = 0
 
     @property
     def _visible(self) -> int:
@@ -61,14 +61,14 @@ class CudaDevice(Device):
 
     def workspace_bytes(self) -> int:
         index = self._visible
-        peak = torch.cuda.max_memory_reserved(index)
-        self._activations = max(0, peak - torch.cuda.memory_allocated(index))
-        return self._activations + _GRAPHS
+        self._allocated = int(torch.cuda.memory_allocated(index))
+        peak = int(torch.cuda.max_memory_reserved(index))
+        self._workspace = max(0, peak - self._allocated) + _GRAPHS
+        return self._workspace
 
-    def hold_workspace(self) -> None:
-        # Torch keeps what it was given: the cache of its allocator then has room for the peak.
-        device = torch.device("cuda", self._visible)
-        torch.empty(self._activations, dtype=torch.int8, device=device)
+    def workspace_left(self) -> int:
+        taken = int(torch.cuda.memory_reserved(self._visible)) - self._allocated
+        return max(0, self._workspace - max(0, taken))
 
 
 # Captured graphs and libraries' workspaces, which no profiling of the second runner estimates.

@@ -22,6 +22,7 @@ from kvcached_core.engines.vllm.log import logger
 from kvcached_core.engines.vllm.planner import directory_of, geometry_of_layers, room_of
 from kvcached_core.engines.vllm.room import check_room
 from kvcached_core.engines.vllm.warmup import WarmupPages
+from kvcached_core.instance.claim import Claim
 from kvcached_core.instance.device import Device
 from kvcached_core.instance.plan import StoragePlan
 from kvcached_core.provenance.vllm import provenance
@@ -50,7 +51,8 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
         self._rank: Rank | None = None
         self._plan: StoragePlan | None = None
         self._row: int | None = None
-        self._claim = 0  # in the row: what the worker takes beside the cache
+        self._floor = 0
+        self._claim = Claim(0)
         self._warmup: WarmupPages | None = None
         self._suspended = False
         self._retire: list[int] = []
@@ -63,7 +65,7 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
         check_attention(self._vllm_config, kv_cache_spec, settings.layout == "block-major")
         self._device = device_of(self._vllm_config, settings, self._rank_number)
         self._budget = self._device.open_budget(directory_of(settings))
-        self._claim = self._device.workspace_bytes()
+        self._claim = Claim(self._device.workspace_bytes())
         room = room_of(self._vllm_config, settings, self._budget.capacity())
         geometry = geometry_of_layers(self._vllm_config, settings, kv_cache_spec)
         model = self._vllm_config.model_config
@@ -124,8 +126,9 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
 
     def _start(self, plan: StoragePlan, budget: Budget) -> None:
         assert self._driver is not None
-        weight = plan.settings.weight
-        row = budget.join(plan.instance, plan.rank, plan.limit, plan.floor, self._claim, weight)
+        self._floor, weight = plan.floor, plan.settings.weight
+        claim = self._claim.size
+        row = budget.join(plan.instance, plan.rank, plan.limit, plan.floor, claim, weight)
         extents = list(zip(self._arenas, plan.extent_bytes, strict=True))
         try:
             self._rank = Rank(
@@ -158,20 +161,23 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
             return
         self._retire_at(warmup.pages, 0)
         self._drain()
-        self._hold_workspace()
+        self._lower_claim(now=True)
 
-    def _hold_workspace(self) -> None:
-        """Takes what was claimed; then the device itself shows that it is gone."""
-        assert self._device is not None and self._plan is not None
-        self._device.hold_workspace()
-        if self._claim:
-            self._claim = 0
-            self._set_floor(self._plan.floor)
+    def _lower_claim(self, *, now: bool = False) -> None:
+        if self._rank is not None and self._device is not None:
+            self._claim.lower(self._device.workspace_left, self._enter, now=now)
+
+    def _enter(self, claim: int, deadline_ms: int) -> Grant:
+        """Writes the row's terms."""
+        plan, budget, row = self._plan, self._budget, self._row
+        assert plan is not None and budget is not None and row is not None
+        return budget.set_terms(row, plan.limit, self._floor, claim, deadline_ms)
 
     # --- steps ---
 
     def begin_step(self, scheduler_output: SchedulerOutput) -> None:
         self.end_step()  # after a step that failed
+        self._lower_claim()
         if self._warmup is not None:
             self._warmup.serve(scheduler_output)
         update = scheduler_output.kv_storage_update
@@ -217,26 +223,27 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
         self._epoch += 1  # as the block half's suspend does
         self._retire_at(range(self._plan.num_pages), self._epoch)  # page 0 is passed over
         self._drain()
-        self._set_floor(0)
+        self._floor, self._claim = 0, Claim(0)
+        self._enter(0, _TERMS_MS)
         self._suspended = True
 
     def resume(self, tags: list[str] | None) -> None:
         if self._suspended and (tags is None or "kv_cache" in tags):
-            assert self._plan is not None
-            self._set_floor(self._plan.floor)
-            self._hold_workspace()
+            assert self._plan is not None and self._device is not None
+            self._wake(self._plan, self._device.workspace_left())
             self._suspended = False
 
-    def _set_floor(self, floor: int) -> None:
-        plan, budget = self._plan, self._budget
-        assert plan is not None and budget is not None and self._row is not None
-        grant = budget.set_terms(self._row, plan.limit, floor, self._claim, _TERMS_MS)
-        if grant != Grant.GRANTED:
+    def _wake(self, plan: StoragePlan, claim: int) -> None:
+        """The floor again, and what the worker will take anew beside the cache."""
+        self._floor = plan.floor
+        if self._enter(claim, _TERMS_MS) != Grant.GRANTED:
+            self._floor = 0
             raise RuntimeError(
-                f"KV storage of engine {plan.instance}: its floor of {format_size(floor)} cannot "
-                f"be had again in budget {plan.device} of {format_size(plan.capacity)}: the other "
-                "members' floors do not leave it. Stop one of them, or wake this engine later."
+                f"KV storage of engine {plan.instance}: its floor of {format_size(plan.floor)} "
+                f"cannot be had again in budget {plan.device} of {format_size(plan.capacity)}: the "
+                "other members' floors do not leave it. Stop one of them, or wake it later."
             )
+        self._claim = Claim(claim)
 
     def shutdown(self) -> None:
         rank, self._rank = self._rank, None
