@@ -1,10 +1,12 @@
 #!/bin/sh
-# demo.sh [PNG]: two engines share one budget of memory. Each gets more than half of it when it needs
-# it, both answer exactly as unpatched upstream does, and nothing is left behind but a drawing of the
-# memory that each had mapped over time (PNG; build/demo.png by default) and its figures (.json).
+# demo.sh [PNG]: two engines share one budget of memory; first two of vLLM's, then one of vLLM's and
+# one of SGLang's. Each gets more than half of it when it needs it, all answer exactly as their
+# unpatched upstream does, and nothing is left behind but a drawing of the memory that each had mapped
+# over time and its figures (build/demo.png and .json, or the PNG given; demo-mixed for the mixed pair).
 #
-# Makes its environment in a temporary folder, or uses $KVCACHED_VENV (made with ci/env.sh if need
-# be). Exits with 0 and a last line OK only if all that it shows is as promised.
+# Makes the engines' environments in a temporary folder, or uses $KVCACHED_VENV and
+# $KVCACHED_VENV_SGLANG (made with ci/env.sh if need be). Exits with 0 and a last line OK only if all
+# that it shows is as promised.
 set -eu
 png=${1:-$(dirname "$0")/../build/demo.png}
 case $png in
@@ -16,8 +18,11 @@ png=$(cd "$(dirname "$png")" && pwd)/$(basename "$png")
 cd "$(dirname "$0")/.."
 folder=$(mktemp -d "${TMPDIR:-/tmp}/kvcached-demo.XXXXXX")
 venv=${KVCACHED_VENV:-$folder/venv}
+venv_sglang=${KVCACHED_VENV_SGLANG:-$folder/venv-sglang}
+# Both environments hold the same torch, of gigabytes: fetched once, then linked.
+export UV_CACHE_DIR="${UV_CACHE_DIR:-$folder/uv}"
 export TMPDIR="$folder" # caches and sockets of whatever runs here go with the folder
-# So does compiled Python. It must be kept while this runs: eight processes import vLLM, and
+# So does compiled Python. It must be kept while this runs: a dozen processes import engines, and
 # compiling its 4,500 modules takes each 18 s.
 export PYTHONDONTWRITEBYTECODE="" PYTHONPYCACHEPREFIX="$folder/bytecode" MPLCONFIGDIR="$folder/matplotlib"
 group=""
@@ -50,4 +55,6 @@ run() { # run COMMAND...: in a process group of its own, so that all of it can b
 }
 
 run ci/env.sh "$venv"
-run "$venv/bin/python" ci/demo/run.py "$folder" "$(cd "$venv" && pwd)/upstream" "$png"
+run ci/env.sh --engine sglang "$venv_sglang"
+run "$venv/bin/python" ci/demo/run.py "$folder" "$(cd "$venv" && pwd)" \
+  "$(cd "$venv_sglang" && pwd)" "$png"

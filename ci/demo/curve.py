@@ -133,10 +133,12 @@ def _lines(axes: Axes, curve: Curve) -> None:
 def _frame(axes: Axes, curve: Curve) -> None:
     capacity = curve.capacity / MIB
     axes.set_title(
-        f"Two models share {capacity:.0f} MiB of KV cache: "
+        f"{' and '.join(curve.engines)} share {capacity:.0f} MiB of KV cache: "
         "memory follows the load, past what a fixed half allows"
     )
-    axes.set_xlabel("time since both engines serve (s); shaded: a burst of requests to A, to B")
+    axes.set_xlabel(
+        "time since both engines serve (s); shaded: a burst, in the colour of who is asked"
+    )
     axes.set_ylabel("physical memory mapped (MiB)")
     axes.set_xlim(0, curve.last_held() + 2)
     axes.set_ylim(0, _TOP * capacity)

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from scene import DEVICE, MODELS
+from scene import Pair
 
 from kvcached_core.budget import Budget
 
@@ -15,7 +15,7 @@ _EVERY_S = 0.1
 # While memory moves between engines a look at all rows may straddle the move; then look again.
 _LOOKS = 20
 
-Mapped = tuple[int, ...]  # bytes, in the order of MODELS
+Mapped = tuple[int, ...]  # bytes, in the order of the pair's engines
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,9 @@ class Sample:
 class Sampler:
     """Samples in a thread of its own from construction until stop()."""
 
-    def __init__(self, directory: Path) -> None:
-        self._budget = Budget.open(str(directory), DEVICE, 0, 0)
+    def __init__(self, directory: Path, pair: Pair) -> None:
+        self._names = pair.names
+        self._budget = Budget.open(str(directory), pair.device, 0, 0)
         self._began = time.monotonic()
         self._samples: list[Sample] = []
         self._stopped = threading.Event()
@@ -46,7 +47,7 @@ class Sampler:
             created = {row.instance: row.created for row in self._budget.rows()}
             if self._budget.event() == before:  # nobody released anything in between
                 break
-        return tuple(int(created.get(model, 0)) for model in MODELS)
+        return tuple(int(created.get(name, 0)) for name in self._names)
 
     def members(self) -> list[str]:
         return [row.instance for row in self._budget.rows()]

@@ -39,12 +39,7 @@ class Processes:
     def note_shared_memory(self) -> None:
         """Remembers which files in shared memory our processes use now."""
         for process in self.living():
-            try:
-                self._shared |= {
-                    Path(part.path) for part in process.memory_maps() if _is_shared(part.path)
-                }
-            except psutil.Error:
-                continue
+            self._shared |= _shared_by(process.pid)
 
     def living(self) -> list[psutil.Process]:
         return [p for p in psutil.Process().children(recursive=True) if _runs(p)] + _orphans()
@@ -79,8 +74,14 @@ def last_lines(log: Path, containing: Iterable[str] = (), count: int = 15) -> li
     return [line for line in lines if not wanted or any(w in line for w in wanted)][-count:]
 
 
-def _is_shared(path: str) -> bool:
-    return path.startswith(_SHM) and not path.endswith(" (deleted)")
+def _shared_by(pid: int) -> set[Path]:
+    """Files in shared memory that a process has mapped; none if it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    paths = (_SHM + line.partition(_SHM)[2] for line in lines if _SHM in line)
+    return {Path(path) for path in paths if not path.endswith(" (deleted)")}
 
 
 def _runs(process: psutil.Process) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from memory import Mapped
-from scene import MIB, MODELS
+from scene import MIB
 
 _EVERY_S = 15.0
-_BAR = 20  # two bars fit a line of 80 columns
+_BAR = 14  # two bars fit a line of 80 columns
 _LIVE = sys.stdout.isatty()
 _BEGAN = time.monotonic()
 
@@ -61,17 +61,17 @@ def say(text: str) -> None:
     print(f"{erase}demo: [{time.monotonic() - _BEGAN:4.0f} s] {text}", flush=True)
 
 
-def show_live(label: str, mapped: Mapped, capacity: int) -> None:
+def show_live(label: str, names: Sequence[str], mapped: Mapped, capacity: int) -> None:
     """One line that is written over until something is said; on a terminal only."""
     if _LIVE:
-        print(f"\r\x1b[K  {label}: {bars(mapped, capacity)}", end="", flush=True)
+        print(f"\r\x1b[K  {label}: {bars(names, mapped, capacity)}", end="", flush=True)
 
 
-def bars(mapped: Mapped, capacity: int) -> str:
+def bars(names: Sequence[str], mapped: Mapped, capacity: int) -> str:
     """What each engine has mapped, as bars as long as the capacity; | is a fixed half."""
     return "  ".join(
-        f"{model} {_bar(size, capacity)} {size // MIB:3} MiB"
-        for model, size in zip(MODELS, mapped, strict=True)
+        f"{name} {_bar(size, capacity)} {size // MIB:3} MiB"
+        for name, size in zip(names, mapped, strict=True)
     )
 
 

@@ -1,40 +1,46 @@
-"""What the demo compares with: upstream's refusal of a fixed half, and its answers."""
+"""What the demo compares with: vLLM's refusal of a fixed half, and the answers of both."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 
-from expected import Answers
+from arguments import SGLANG_ENVIRONMENT
 from processes import Processes, last_lines, wait_for
 from progress import Progress
-from scene import MODELS, Places, cores_of
+from scene import Places, cores_of
 from servers import START_SECONDS, Failed
+from workload import Answers, load_answers
 
 _SECONDS = 600
 _HERE = Path(__file__).resolve().parent
 
 
-class Upstream:
-    """Unpatched upstream in a process of its own, at work from construction on."""
+_ENVIRONMENT = {
+    "vllm": {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": cores_of(0)},
+    "sglang": SGLANG_ENVIRONMENT,
+}
 
-    def __init__(self, processes: Processes, places: Places, release: Path) -> None:
-        extra = {
-            "PYTHONPATH": f"{release}:{_HERE}",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_CPU_OMP_THREADS_BIND": cores_of(MODELS[0]),
-        }
-        command = [sys.executable, str(_HERE / "expected.py"), str(places.root)]
+
+class Upstream:
+    """Unpatched upstream of a kind, in a process of its own, at work from construction on."""
+
+    def __init__(self, processes: Processes, places: Places, kind: str) -> None:
+        paths = {"PYTHONPATH": f"{places.upstream(kind)}:{_HERE}"}
+        script = str(_HERE / f"expected_{kind}.py")
+        command = [places.program(kind, "python"), script, str(places.root)]
+        self._processes = processes
         self._places = places
-        self._log = places.log("upstream")
-        self._process: subprocess.Popen[bytes] = processes.start(command, self._log, extra)
+        self._kind = kind
+        self._log = places.log(f"upstream-{kind}")
+        self._process: subprocess.Popen[bytes] = processes.start(
+            command, self._log, paths | _ENVIRONMENT[kind]
+        )
 
     def refusal(self, progress: Progress) -> str:
-        """Why an engine with a fixed half does not start; empty if it does. Raises Failed."""
+        """Why vLLM with a fixed half does not start; empty if it does. Raises Failed."""
         found = self._places.refusal
         with progress.waiting("upstream with a fixed half"):
             wait_for(lambda: found.exists() or self._process.poll() is not None, START_SECONDS)
@@ -45,16 +51,16 @@ class Upstream:
     async def answers(self, progress: Progress) -> Answers:
         """Waits for them. Raises Failed."""
         deadline = time.monotonic() + _SECONDS
-        with progress.waiting("upstream's answers"):
+        with progress.waiting(f"the answers of upstream's {self._kind}"):
             while self._process.poll() is None and time.monotonic() < deadline:
-                await asyncio.sleep(0.2)  # no thread: an interrupt would have to wait for it
+                self._processes.note_shared_memory()
+                await asyncio.sleep(0.5)  # no thread: an interrupt would have to wait for it
         if self._process.poll() != 0:
             raise self._failure()
-        found: Answers = json.loads(self._places.expected.read_text())
-        return found
+        return load_answers(self._places.expected(self._kind))
 
     def _failure(self) -> Failed:
         status = self._process.poll()
         what = "was not done in time" if status is None else f"ended with status {status}"
         end = "\n  | ".join(last_lines(self._log))
-        return Failed(f"upstream {what}\n  | {end}")
+        return Failed(f"upstream's {self._kind} {what}\n  | {end}")

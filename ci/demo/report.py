@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from curve import Curve, Span
 from memory import Mapped, Sample
-from scene import HALF, MIB, MODELS
+from scene import HALF, MIB, Pair
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,7 @@ class Played:
     """One burst: what was asked, when, how long it took, what was mapped meanwhile and after."""
 
     label: str
+    busy: tuple[int, ...]  # who was asked, by place in the pair
     requests: int
     right: int
     begun: float  # in the sampler's seconds
@@ -26,7 +27,7 @@ class Played:
 
     @property
     def peaks(self) -> Mapped:
-        return tuple(self.peak(index) for index in range(len(MODELS)))
+        return tuple(self.peak(index) for index in range(len(self.after)))
 
     @property
     def peak_total(self) -> int:
@@ -35,6 +36,7 @@ class Played:
 
 @dataclass
 class Outcome:
+    pair: Pair
     capacity: int = 0
     refusal: str = ""
     played: list[Played] = field(default_factory=list)
@@ -53,12 +55,14 @@ class Outcome:
             found.append(f"{_mib(self._highest())} mapped, more than {_mib(self.capacity)}")
         if not self.refusal:
             found.append("an engine with a fixed half of the memory did not refuse to start")
-        for index, model in enumerate(MODELS):
+        for index, engine in enumerate(self.pair.engines):
             peak = max((burst.peak(index) for burst in self.played), default=0)
             if peak <= HALF:
-                found.append(f"{model} never had more than {_mib(peak)}: half is {_mib(HALF)}")
-            if (status := self.stopped.get(model)) != 0:
-                found.append(f"server {model} ended with status {status} after SIGTERM")
+                found.append(
+                    f"{engine.name} never had more than {_mib(peak)}: half is {_mib(HALF)}"
+                )
+            if (status := self.stopped.get(engine.name)) != engine.end_status:
+                found.append(f"server {engine.name} ended with status {status} after SIGTERM")
         return found + [f"left behind: {what}" for what in self.left_behind]
 
     def _answers(self) -> tuple[int, int]:
@@ -68,28 +72,22 @@ class Outcome:
         return max((burst.peak_total for burst in self.played), default=0)
 
     def curve(self) -> Curve:
-        """All samples, with the bursts: the models that a burst's label names were busy."""
+        """All samples, with the bursts."""
         return Curve(
             capacity=self.capacity,
             half=HALF,
-            engines=MODELS,
+            engines=self.pair.names,
             seconds=[sample.seconds for sample in self.samples],
             mapped=[sample.mapped for sample in self.samples],
             bursts=[
-                Span(
-                    burst.label,
-                    burst.begun,
-                    burst.seconds,
-                    tuple(i for i, model in enumerate(MODELS) if model in burst.label.split()),
-                )
-                for burst in self.played
+                Span(burst.label, burst.begun, burst.seconds, burst.busy) for burst in self.played
             ],
             stopped=self.told_to_end,
         )
 
     def lines(self) -> list[str]:
-        head = ["burst", "requests", "seconds", *(f"peak {m}" for m in MODELS), "peak sum"]
-        head += [f"{m} after" for m in MODELS]
+        head = ["burst", "requests", "seconds", *(f"peak {n}" for n in self.pair.names), "peak sum"]
+        head += [f"{n} after" for n in self.pair.names]
         rows = [head]
         for burst in self.played:
             memory = [*burst.peaks, burst.peak_total, *burst.after]

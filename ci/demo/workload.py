@@ -1,4 +1,7 @@
-"""The requests: bursts in turn, each larger than half of the budget, and one moment for both."""
+"""The requests: bursts in turn, each larger than half of the budget, and one moment for both.
+
+And their answers, as upstream's processes write them for the demo's.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,8 @@ import random
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from scene import BLOCK_TOKENS, BURST_BLOCKS, MODELS
+from scene import BLOCK_TOKENS, BURST_BLOCKS, PAIRS, Pair
 
-ROUNDS = 3
 REQUESTS = 8
 # All of a burst's prompts are read, 512 tokens a step, before its first answer is complete.
 ANSWER_TOKENS = 40
@@ -20,7 +22,7 @@ _WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heath"
 
 @dataclass(frozen=True)
 class Request:
-    model: str
+    engine: str
     prompt: str
     max_tokens: int = ANSWER_TOKENS
 
@@ -31,19 +33,46 @@ class Burst:
     requests: tuple[Request, ...]
 
 
-def bursts(seed: int = 0) -> list[Burst]:
-    """A and B in turn, with a moment when both are busy before the last round."""
+Work = dict[str, list[Burst]]  # by the pair's name
+Answer = list[int] | str  # token ids; or a text with a letter for every token
+# Pair, burst in it, request in it.
+Key = tuple[str, int, int]
+Answers = dict[Key, Answer]
+
+
+def workload() -> Work:
+    return {pair.name: bursts(pair) for pair in PAIRS}
+
+
+def bursts(pair: Pair, seed: int = 0) -> list[Burst]:
+    """Both in turn, with a moment when both are busy before the last round."""
     draw = random.Random(seed)
     found: list[Burst] = []
-    for round_number in range(1, ROUNDS + 1):
-        if round_number == ROUNDS:
-            small = [_request(draw, m, SMALL_BLOCKS) for m in MODELS for _ in range(SMALL_REQUESTS)]
-            found.append(Burst(" and ".join(MODELS), tuple(small)))
-        for model in MODELS:
+    for round_number in range(1, pair.rounds + 1):
+        if round_number == pair.rounds:
+            small = [
+                _request(draw, name, SMALL_BLOCKS)
+                for name in pair.names
+                for _ in range(SMALL_REQUESTS)
+            ]
+            found.append(Burst("both", tuple(small)))
+        for name in pair.names:
             blocks = _parts(draw, BURST_BLOCKS, REQUESTS)
-            found.append(
-                Burst(f"{model} {round_number}", tuple(_request(draw, model, n) for n in blocks))
-            )
+            requests = tuple(_request(draw, name, n) for n in blocks)
+            found.append(Burst(f"{name} {round_number}", requests))
+    return found
+
+
+def by_model(work: Work, kind: str) -> dict[str, list[tuple[Key, Request]]]:
+    """What is asked of the engines of this kind, by the model that must answer."""
+    found: dict[str, list[tuple[Key, Request]]] = {}
+    for pair in PAIRS:
+        models = {engine.name: engine.model for engine in pair.engines if engine.kind == kind}
+        for i, burst in enumerate(work[pair.name]):
+            for j, request in enumerate(burst.requests):
+                if request.engine in models:
+                    asked = found.setdefault(models[request.engine], [])
+                    asked.append(((pair.name, i, j), request))
     return found
 
 
@@ -53,21 +82,33 @@ def _parts(draw: random.Random, total: int, count: int) -> list[int]:
     return [*parts, total - sum(parts)]
 
 
-def _request(draw: random.Random, model: str, blocks: int) -> Request:
+def _request(draw: random.Random, engine: str, blocks: int) -> Request:
     """A request that holds `blocks` blocks when its answer is complete; a letter is a token."""
     length = blocks * BLOCK_TOKENS - ANSWER_TOKENS - draw.randrange(8)
     text = ""
     while len(text) < length:
         text += f"{draw.choice(_WORDS)} {draw.randrange(1000)} "
-    return Request(model, text[:length])
+    return Request(engine, text[:length])
 
 
-def save(found: list[Burst], path: Path) -> None:
-    path.write_text(json.dumps([asdict(burst) for burst in found]))
+def save(work: Work, path: Path) -> None:
+    found = {name: [asdict(burst) for burst in bursts] for name, bursts in work.items()}
+    path.write_text(json.dumps(found))
 
 
-def load(path: Path) -> list[Burst]:
-    return [
-        Burst(burst["label"], tuple(Request(**request) for request in burst["requests"]))
-        for burst in json.loads(path.read_text())
-    ]
+def load(path: Path) -> Work:
+    return {
+        name: [
+            Burst(burst["label"], tuple(Request(**request) for request in burst["requests"]))
+            for burst in bursts
+        ]
+        for name, bursts in json.loads(path.read_text()).items()
+    }
+
+
+def save_answers(answers: Answers, path: Path) -> None:
+    path.write_text(json.dumps([[*key, answer] for key, answer in answers.items()]))
+
+
+def load_answers(path: Path) -> Answers:
+    return {(pair, i, j): answer for pair, i, j, answer in json.loads(path.read_text())}

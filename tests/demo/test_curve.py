@@ -16,7 +16,7 @@ CURVE = Curve(
     engines=("A", "B"),
     seconds=[0.0, 0.5, 1.0, 1.5],
     mapped=[(0, 0), (150 * MIB, 2 * MIB), (110 * MIB, 146 * MIB), (0, 0)],
-    bursts=[Span("A 1", 0.2, 0.4, (0,)), Span("A and B", 0.8, 0.3, (0, 1))],
+    bursts=[Span("A 1", 0.2, 0.4, (0,)), Span("both", 0.8, 0.3, (0, 1))],
     stopped=1.2,
 )
 

@@ -23,6 +23,7 @@ DEMO = Path(__file__).resolve().parents[2] / "ci" / "demo"
 DEADLINE_S = 60
 
 ENV = """#!/bin/sh
+[ "$1" = --engine ] && shift 2
 mkdir -p "$1/bin" "$1/upstream"
 [ -n "$STOP_IN_ENV" ] && { sleep 600 & echo $! >>"$PIDS"; sleep 600; }
 printf '#!/bin/sh\\nexec %s "$@"\\n' "$REAL_PYTHON" >"$1/bin/python"
@@ -83,7 +84,7 @@ class Stage:
             [str(self.script)],
             start_new_session=True,
             env={
-                **{k: v for k, v in os.environ.items() if k != "KVCACHED_VENV"},
+                **{k: v for k, v in os.environ.items() if not k.startswith("KVCACHED_VENV")},
                 "TMPDIR": str(self.temporary),
                 "PIDS": str(self.pids),
                 "SHARED": str(self.shared),

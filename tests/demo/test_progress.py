@@ -7,7 +7,8 @@ import time
 import progress as progress_module
 import pytest
 from progress import Progress, bars, show_live
-from scene import CAPACITY, HALF
+from scene import CAPACITY, HALF, PAIRS, Pair
+from workload import bursts
 
 DEADLINE_S = 10  # guards against a hang
 
@@ -39,21 +40,23 @@ def test_what_is_over_is_no_longer_named(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_bars_are_as_long_as_what_is_mapped_and_show_the_half() -> None:
-    text = bars((HALF, CAPACITY), CAPACITY)
-    assert text == f"A [{'#' * 10}|{'.' * 10}] 128 MiB  B [{'#' * 10}|{'#' * 10}] 256 MiB"
-    assert f"[{'.' * 10}|{'.' * 10}]   0 MiB" in bars((0, 0), CAPACITY)
+    text = bars(("A", "B"), (HALF, CAPACITY), CAPACITY)
+    assert text == f"A [{'#' * 7}|{'.' * 7}] 128 MiB  B [{'#' * 7}|{'#' * 7}] 256 MiB"
+    assert f"[{'.' * 7}|{'.' * 7}]   0 MiB" in bars(("A", "B"), (0, 0), CAPACITY)
 
 
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
 def test_the_live_line_is_one_line_of_a_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    pair: Pair, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress_module, "_LIVE", True)
-    show_live("A and B", (HALF, HALF), CAPACITY)
+    label = max((burst.label for burst in bursts(pair)), key=len)
+    show_live(label, pair.names, (HALF, HALF), CAPACITY)
     text = capsys.readouterr().out
     assert "\n" not in text and text.startswith("\r")
     assert len(text.removeprefix("\r\x1b[K")) < 80
 
 
 def test_there_is_no_live_line_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
-    show_live("A and B", (HALF, HALF), CAPACITY)
+    show_live("both", ("A", "B"), (HALF, HALF), CAPACITY)
     assert capsys.readouterr().out == ""

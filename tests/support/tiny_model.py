@@ -30,6 +30,9 @@ class TinyLlama:
     """Of all weights but those of queries and keys; of those too, if `peaked` is 0. At 0.02 an
     answer soon repeats itself; at 0.1 the layers outweigh the embedding, and answers vary more."""
 
+    letters: bool = False
+    """Whether the tokenizer reads a letter for every token, so that a text tells the tokens."""
+
     peaked: float = 0.1
     """Of queries' and keys' weights, for a hidden size of 256: scores grow with it."""
 
@@ -46,7 +49,7 @@ def make_tiny_llama(directory: Path, shape: TinyLlama = DEFAULT) -> Path:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = _byte_tokenizer()
+    tokenizer = _byte_tokenizer(shape.letters)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden,
@@ -154,21 +157,24 @@ def _write_derived(directory: Path, source: Path, weights: dict[str, Any], layer
     return directory
 
 
-def _byte_tokenizer() -> Any:
+def _byte_tokenizer(letters: bool) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: i for i, token in enumerate(["<s>", "</s>", "<unk>", "<pad>", *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[], unk_token="<unk>"))
+    special = [*"①②③④"] if letters else ["<s>", "</s>", "<unk>", "<pad>"]
+    begin, end, unknown, padding = special
+    vocabulary = {token: i for i, token in enumerate([*special, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[], unk_token=unknown))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    # Bytes that are no text would all read the same; each has a letter of its own in the alphabet.
+    tokenizer.decoder = decoders.Fuse() if letters else decoders.ByteLevel()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        pad_token="<pad>",
+        bos_token=begin,
+        eos_token=end,
+        unk_token=unknown,
+        pad_token=padding,
     )
 
 
