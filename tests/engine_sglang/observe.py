@@ -10,6 +10,7 @@ import importlib.util
 import itertools
 import os
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 # Requests that must have come before the first one is scheduled, so that batches do not depend on
@@ -17,6 +18,9 @@ from typing import Any
 GATE = "KVCACHED_TEST_GATE"
 # The pass before which a page that requests read from is unmapped; 0: none.
 MUTANT = "KVCACHED_TEST_MUTANT"
+
+# 1: an idle scheduler that sleeps does not look once a second by itself.
+DEEP_SLEEP = "KVCACHED_TEST_DEEP_SLEEP"
 
 
 def run_scheduler_process(*args: Any, **kwargs: Any) -> None:
@@ -27,14 +31,18 @@ def run_scheduler_process(*args: Any, **kwargs: Any) -> None:
     inside.watch_scheduler(scheduler.Scheduler)
     if step := int(os.environ[MUTANT]):
         unmap_before(step, scheduler.Scheduler)
+    if os.environ.get(DEEP_SLEEP) == "1":
+        sleep_deeply()
     scheduler.run_scheduler_process(*args, **kwargs)
 
 
 class Inside:
     def __init__(self) -> None:
-        self.slots: list[Any] = []
+        self.slots: list[int] = []
+        self._taken: list[Any] = []
         self.parked = 0
         self.looks = Looks()
+        self.checks = Checks()
         self._gate = int(os.environ[GATE])
 
     def watch_allocators(self) -> None:
@@ -64,7 +72,7 @@ class Inside:
         def recording(allocator: Any, *args: Any, **kwargs: Any) -> Any:
             taken = method(allocator, *args, **kwargs)
             if taken is not None:
-                self.slots.append(taken)
+                self._taken.append(taken)
             return taken
 
         return recording
@@ -74,6 +82,7 @@ class Inside:
             from kvcached_core.engines.sglang import KvcachedBackend
 
             self.looks.watch(KvcachedBackend)
+        self.checks.watch(cls)
         prefill, state = cls.get_new_batch_prefill, cls.get_internal_state
 
         def gated(scheduler: Any) -> Any:
@@ -92,10 +101,15 @@ class Inside:
     def _report(self, scheduler: Any) -> dict[str, Any]:
         allocator = scheduler.token_to_kv_pool_allocator
         pool = allocator.get_kvcache()
+        backend = _backend_report()
+        if backend is None:  # static: compared with upstream's
+            self.slots += [slot for taken in self._taken for slot in taken.tolist()]
+        self._taken.clear()
         buffers = [*pool.k_buffer, *pool.v_buffer]
         return {
-            "slots": [slot for taken in self.slots for slot in taken.tolist()],
+            "slots": self.slots,
             "parked": self.parked,
+            "waiting": len(scheduler.waiting_queue),
             "allocator": _name_of(allocator),
             "pool": _name_of(pool),
             "tree": _name_of(scheduler.tree_cache),
@@ -105,9 +119,20 @@ class Inside:
             "max_total_num_tokens": scheduler.max_total_num_tokens,
             "max_req_len": scheduler.max_req_len,
             "forward_ct": scheduler.forward_ct,
-            "backend": _backend_report(),
+            "backend": backend,
+            "checks": {"rests": self.checks.rests, "busy": self.checks.busy},
             "looks": {"count": self.looks.looks, "wrong": self.looks.wrong},
         }
+
+
+def sleep_deeply() -> None:
+    from sglang.srt.managers.scheduler_components import idle_sleeper
+
+    class Poller(idle_sleeper.zmq.Poller):  # type: ignore[misc]
+        def poll(self, timeout: Any = None) -> Any:
+            return super().poll()
+
+    idle_sleeper.zmq = SimpleNamespace(Poller=Poller, POLLIN=idle_sleeper.zmq.POLLIN)
 
 
 def unmap_before(step: int, cls: Any) -> None:
@@ -171,6 +196,43 @@ class Looks:
                 self.wrong.append(f"page {page} is listed and {ledger.page_state(page)}")
         if allocator.available_size() > 0 and allocator.unbacked_size() < 0:
             self.wrong.append(f"{allocator.unbacked_size()} tokens are without memory")
+
+
+class Checks:
+    """SGLang's own checks that no slot is lost, which end it if one is."""
+
+    def __init__(self) -> None:
+        self.rests = 0
+        """How often an idle scheduler was checked that had worked since the last time."""
+        self.busy = 0
+        """How often it was checked between passes."""
+        self._has_worked = True
+
+    def watch(self, scheduler: Any) -> None:
+        from sglang.srt.managers.scheduler_components.invariant_checker import (
+            SchedulerInvariantChecker as Checker,
+        )
+
+        run_batch = scheduler.run_batch
+        check_all_pools, check_busy = Checker._check_all_pools, Checker.self_check_during_busy
+
+        def working(scheduler: Any, *given: Any) -> Any:
+            self._has_worked = True
+            return run_batch(scheduler, *given)
+
+        def checking(checker: Any, *given: Any) -> Any:
+            found = check_all_pools(checker, *given)
+            self.rests += self._has_worked
+            self._has_worked = False
+            return found
+
+        def checking_busy(checker: Any) -> None:
+            check_busy(checker)
+            batch = checker.get_last_batch()
+            self.busy += batch is not None and bool(batch.reqs)
+
+        scheduler.run_batch = working
+        Checker._check_all_pools, Checker.self_check_during_busy = checking, checking_busy
 
 
 def _name_of(thing: Any) -> str:

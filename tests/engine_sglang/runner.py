@@ -7,8 +7,9 @@ The job: ``model``; ``engine``, arguments of Engine beside those below; ``count`
 ``mutant``, the pass before which a page that requests read from is unmapped; ``gate``, a file that
 is waited for before the first request; ``neighbour``, what another member of the budget needs once
 the engine is idle; ``rounds``, how often the workload is repeated; ``busy``, a file until which it
-is; ``flush``, whether to drop the prefixes then; ``sleeps``, whether to release the memory of the
-KV cache after that, resume, and run them again.
+is; ``bursts``, how many small ones follow, each when the last was idle; ``flush``, whether to drop
+the prefixes then; ``sleeps``, whether to release the memory of the KV cache after that, resume, and
+run them again.
 """
 
 from __future__ import annotations
@@ -96,6 +97,8 @@ def _after(job: dict[str, Any], engine: Any, memory: Memory) -> dict[str, Any]:
         result["tokens_again"] = [tokens() for _ in range(job["rounds"])]
     if job.get("busy"):
         result["busy"] = beside.busy(tokens, Path(job["busy"]))
+    if job.get("bursts"):
+        result["bursts"] = [_burst(engine, number) for number in range(job["bursts"])]
     if job.get("flush"):
         engine.flush_cache()
         result["memory_flushed"] = memory.settle()
@@ -106,6 +109,21 @@ def _after(job: dict[str, Any], engine: Any, memory: Memory) -> dict[str, Any]:
         engine.resume_memory_occupation(tags=["kv_cache"])
         result["tokens_awake"] = tokens()
     return result
+
+
+def _burst(engine: Any, number: int) -> list[Any]:
+    """A few of the workload's requests, answered shortly; then it rests until it was checked."""
+    before = _observed(engine)["checks"]["rests"]
+    numbers = [(7 * number + i) % 200 for i in range(1 + number % 3)]
+    prompts = workload.prompts()
+    outputs = engine.generate(
+        input_ids=[prompts[n] for n in numbers],
+        sampling_params={"temperature": 0, "max_new_tokens": 4, "ignore_eos": True},
+    )
+    end = time.monotonic() + GATE_S
+    while _observed(engine)["checks"]["rests"] <= before:
+        assert time.monotonic() < end, "it was not checked"
+    return [[n, output["output_ids"]] for n, output in zip(numbers, outputs, strict=True)]
 
 
 def _wait_for(gate: Path) -> None:

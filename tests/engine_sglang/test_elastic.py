@@ -18,6 +18,7 @@ CAPACITY = 16 * MIB
 LIMIT = 5 * MIB // 2
 AT_REST = 3 * PAGE  # padding's page and the reserve
 SMALL = {"page_size": PAGE}
+BURSTS = 100
 BUSY_CHECKS = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
 # The scheduler reckons with short answers, also soon after that has cost a request its work.
 BOLD = {
@@ -40,10 +41,12 @@ def unbounded(engines: SglangEngines) -> Run:
 
 @pytest.fixture(scope="module")
 def tight(engines: SglangEngines) -> Run:
-    """Too little for what runs at once, without overlap; a tensor has an arena of its own."""
+    """Too little for what runs at once, without overlap; a tensor has an arena of its own. Then,
+    many small bursts."""
     engine = {"disable_overlap_schedule": True}
     storage = {**SMALL, "limit": LIMIT, "prefix_bound": "256KiB", "layout": "per-layer"}
-    return engines.elastic("tight", storage, engine=engine, environment=BUSY_CHECKS | BOLD)
+    environment = BUSY_CHECKS | BOLD
+    return engines.elastic("tight", storage, engine=engine, environment=environment, bursts=BURSTS)
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +132,17 @@ def test_without_prefixes_memory_falls_to_the_reserve(unbounded: Run, paged: Run
 def test_an_engine_that_sleeps_keeps_the_page_of_padding(unbounded: Run, upstream: Run) -> None:
     assert unbounded["memory_asleep"] == PAGE
     assert unbounded["tokens_awake"] == upstream["tokens"]
+
+
+def test_no_slot_is_lost_at_rest_after_any_of_many_bursts(tight: Run, upstream: Run) -> None:
+    """The checks are SGLang's, and end the engine where one fails."""
+    assert len(tight["bursts"]) == BURSTS
+    for burst in tight["bursts"]:
+        for number, answer in burst:
+            assert answer == upstream["tokens"][number][:4]
+    checks = tight["inside"]["checks"]
+    assert checks["rests"] > BURSTS
+    assert checks["busy"] > 3 * BURSTS
 
 
 def test_few_prefixes_are_kept_under_a_bound(tight: Run) -> None:
