@@ -18,6 +18,8 @@ from workload import (
     workload,
 )
 
+from support.tiny_model import byte_tokenizer
+
 each_pair = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
 
 
@@ -109,6 +111,14 @@ def test_sglang_s_model_has_a_letter_for_every_token() -> None:
     letters = {model.name: model.letters for model in scene.MODELS}
     kinds = {(engine.kind, engine.model) for pair in PAIRS for engine in pair.engines}
     assert {letters[model] for kind, model in kinds if kind == "sglang"} == {True}
+
+
+def test_a_text_of_letters_tells_the_tokens() -> None:
+    tokenizer = byte_tokenizer(letters=True)
+    ids = list(range(len(tokenizer)))
+    letters = [tokenizer.decode([number], skip_special_tokens=False) for number in ids]
+    assert all(len(letter) == 1 for letter in letters) and len(set(letters)) == len(ids)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "".join(letters)
 
 
 def test_each_engine_has_processors_of_its_own_where_there_are_two() -> None:

@@ -49,7 +49,7 @@ def make_tiny_llama(directory: Path, shape: TinyLlama = DEFAULT) -> Path:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = _byte_tokenizer(shape.letters)
+    tokenizer = byte_tokenizer(shape.letters)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden,
@@ -157,7 +157,8 @@ def _write_derived(directory: Path, source: Path, weights: dict[str, Any], layer
     return directory
 
 
-def _byte_tokenizer(letters: bool) -> Any:
+def byte_tokenizer(letters: bool) -> Any:
+    """A token for every byte, behind four special ones. See TinyLlama.letters."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
