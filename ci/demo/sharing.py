@@ -34,7 +34,9 @@ async def share(
     """Starts both engines, plays the bursts when upstream has answered, stops the engines."""
     pair = outcome.pair
     servers = {e.name: start_elastic(processes, places, pair, e) for e in pair.engines}
-    async with aiohttp.ClientSession() as session:
+    # A server closes connections that idle for some seconds, and might just as they are used again.
+    once = aiohttp.TCPConnector(force_close=True)
+    async with aiohttp.ClientSession(connector=once) as session:
         ready = (_ready(server, session, progress) for server in servers.values())
         awaited = (upstream.answers(progress) for upstream in upstreams)
         found, _ = await asyncio.gather(asyncio.gather(*awaited), asyncio.gather(*ready))
