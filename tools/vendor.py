@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Materialises a pinned upstream release in vendored/<engine>/tree/, hash checked."""
+"""Materialises a pinned upstream release in the tree/ beside its pin, hash checked."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def vendor(layout: Layout, pin: Pin, variant: Variant, given: Path | None, force
 
 def check(layout: Layout, pin: Pin, variant: Variant) -> str:
     """Verifies an existing tree against its wheel; changes nothing."""
-    shown, todo = layout.shown(layout.tree), f"run tools/vendor.py {layout.engine}"
+    shown, todo = layout.shown(layout.tree), f"run tools/vendor.py {layout.label}"
     made = stamp(layout)
     if made is None:
         raise Refusal(shown, "no materialised tree here", todo)

@@ -4,6 +4,15 @@ Reads files of metadata only: no engine is imported but the stamp of the fork, n
 """
 
 from .build import Build, build_of, describe
-from .installed import MixedInstall, check_alone, overwritten
+from .installed import MixedInstall, OtherInterface, check_alone, check_interface, overwritten
 
-__all__ = ["Build", "MixedInstall", "build_of", "check_alone", "describe", "overwritten"]
+__all__ = [
+    "Build",
+    "MixedInstall",
+    "OtherInterface",
+    "build_of",
+    "check_alone",
+    "check_interface",
+    "describe",
+    "overwritten",
+]

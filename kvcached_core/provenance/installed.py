@@ -9,16 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import Distribution, distribution, distributions
 from importlib.util import find_spec
 from pathlib import Path
 
 # Written by tools/build_wheel.py: the hash of each file in which the fork differs from upstream.
 _SERIES_FILE = "kvcached_series.json"
+# What a fork has that was built before interfaces were numbered.
+_FIRST = 1
 
 
 class MixedInstall(RuntimeError):
     """Two packages lie in one folder. The text names them, and the commands that help."""
+
+
+class OtherInterface(RuntimeError):
+    """The fork and this core speak different versions of the storage interface."""
 
 
 def check_alone(package: str, owners: Iterable[str]) -> None:
@@ -45,6 +51,23 @@ def overwritten(package: str, distribution: str) -> list[str]:
     for dist in _owners_of(package, [distribution]):
         return _changed(dist)
     return []
+
+
+def check_interface(engine: str, package: str, owners: Iterable[str], spoken: int) -> None:
+    """Raises OtherInterface if the fork that `package` is imported from has another version of the
+    storage interface than `spoken`. An engine that runs from a tree, or is no fork, passes."""
+    for dist in _owners_of(package, owners):
+        text = dist.read_text(_SERIES_FILE)
+        if text is None:
+            continue
+        theirs = json.loads(text).get("interface", _FIRST)
+        if theirs != spoken:
+            core = distribution("kvcached-core").version
+            raise OtherInterface(
+                f"{dist.name} {dist.version} has version {theirs} of {engine}'s storage interface, "
+                f"kvcached-core {core} speaks version {spoken}. Install a pair that fits: another "
+                f"kvcached-core, or a {dist.name} whose pin says `interface: {spoken}`."
+            )
 
 
 def _folder_of(package: str) -> Path | None:

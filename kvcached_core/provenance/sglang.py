@@ -5,16 +5,18 @@ from __future__ import annotations
 from functools import cache
 
 from .build import build_of, describe
-from .installed import MixedInstall, check_alone, overwritten
+from .installed import MixedInstall, OtherInterface, check_alone, check_interface, overwritten
 
 # All that own the folder `sglang`: the release that we fork, and our fork of it.
 OWNERS = ("kvcached-sglang", "sglang")
+# The version of SGLang's storage interface, `interface` of a pin, that our backend speaks.
+INTERFACE = 1
 _STAMP = "sglang.srt.mem_cache.kv_storage._series"
 
 
 def check() -> None:
-    """Ends the process (SystemExit, with the text of MixedInstall) if two of OWNERS are installed
-    over each other.
+    """Ends the process (SystemExit, with the text of the error) if two of OWNERS are installed over
+    each other, or the fork does not speak INTERFACE.
 
     SGLang calls it before it reads its command line and at the start of each scheduler (entry point
     of `sglang.srt.plugins`), also where upstream's files won and our options do not exist. It only
@@ -22,7 +24,8 @@ def check() -> None:
     """
     try:
         check_alone("sglang", OWNERS)
-    except MixedInstall as error:
+        check_interface("sglang", "sglang", OWNERS, INTERFACE)
+    except (MixedInstall, OtherInterface) as error:
         raise SystemExit(f"kvcached: {error}") from None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -13,7 +14,13 @@ from typing import Any
 import pytest
 import yaml
 
-from kvcached_core.provenance import MixedInstall, check_alone, overwritten
+from kvcached_core.provenance import (
+    MixedInstall,
+    OtherInterface,
+    check_alone,
+    check_interface,
+    overwritten,
+)
 from kvcached_core.provenance import sglang as sglang_provenance
 from kvcached_core.provenance import vllm as vllm_provenance
 
@@ -34,7 +41,14 @@ class Site:
     def write(self, name: str, text: str) -> None:
         (self.package / name).write_text(text)
 
-    def install(self, name: str, version: str, files: dict[str, str], fork: bool = False) -> None:
+    def install(
+        self,
+        name: str,
+        version: str,
+        files: dict[str, str],
+        fork: bool = False,
+        interface: int | None = None,
+    ) -> None:
         for file, text in files.items():
             self.write(file, text)
         info = self.folder / f"{name.replace('-', '_')}-{version}.dist-info"
@@ -45,7 +59,9 @@ class Site:
             for file, text in files.items()
         }
         if fork:
-            (info / "kvcached_series.json").write_text(json.dumps({"files": hashes}))
+            about: dict[str, Any] = {"files": hashes}
+            about |= {} if interface is None else {"interface": interface}
+            (info / "kvcached_series.json").write_text(json.dumps(about))
 
 
 @pytest.fixture
@@ -130,6 +146,38 @@ def test_the_check_imports_no_engine(site: Site) -> None:
     assert overwritten("mixedengine", FORK) == []
 
 
+def speaks(version: int) -> None:
+    check_interface("mixed", "mixedengine", OWNERS, version)
+
+
+def test_a_fork_of_the_same_interface_is_fine(site: Site) -> None:
+    speaks(7)  # nothing installed: a tree, or no such engine
+    site.install(FORK, "1.0.post1", {"core.py": "fork"}, fork=True, interface=2)
+    speaks(2)
+
+
+def test_a_fork_of_another_interface_is_refused_by_name(site: Site) -> None:
+    site.install(FORK, "1.0.post1", {"core.py": "fork"}, fork=True, interface=2)
+    with pytest.raises(OtherInterface) as error:
+        speaks(1)
+    assert f"{FORK} 1.0.post1 has version 2 of mixed's storage interface, kvcached" in str(
+        error.value
+    )
+    assert " speaks version 1. Install a pair that fits" in str(error.value)
+
+
+def test_a_fork_that_does_not_say_has_the_first_interface(site: Site) -> None:
+    site.install(FORK, "1.0.post1", {"core.py": "fork"}, fork=True)
+    speaks(1)
+    with pytest.raises(OtherInterface, match="has version 1 of"):
+        speaks(2)
+
+
+def test_upstream_itself_has_no_interface(site: Site) -> None:
+    site.install(UPSTREAM, "1.0", {"core.py": "upstream"})
+    speaks(2)
+
+
 ENGINES = [
     ("vllm", vllm_provenance, "vllm.general_plugins"),
     ("sglang", sglang_provenance, "sglang.srt.plugins"),
@@ -137,11 +185,16 @@ ENGINES = [
 
 
 @pytest.mark.parametrize(("engine", "provenance", "plugins"), ENGINES)
-def test_the_owners_are_those_of_the_pin(engine: str, provenance: Any, plugins: str) -> None:
-    pin = yaml.safe_load((ROOT / "vendored" / engine / "upstream.yaml").read_text())
-    named = {v[key] for v in pin["variants"].values() for key in ("package", "distribution")}
-    assert set(provenance.OWNERS) == named
-    assert pin["stamp"] == provenance._STAMP.replace(".", "/") + ".py"
+def test_each_pin_has_what_is_known_of_the_engine(
+    engine: str, provenance: Any, plugins: str
+) -> None:
+    home = ROOT / "vendored" / engine
+    for path in (home / "upstream.yaml", *home.glob("*/upstream.yaml")):
+        pin = yaml.safe_load(path.read_text())
+        named = {v[key] for v in pin["variants"].values() for key in ("package", "distribution")}
+        assert set(provenance.OWNERS) == named
+        assert pin["stamp"] == provenance._STAMP.replace(".", "/") + ".py"
+        assert pin["interface"] == provenance.INTERFACE
 
 
 @pytest.mark.parametrize(("engine", "provenance", "plugins"), ENGINES)
@@ -162,8 +215,13 @@ def test_the_check_of_vllm_names_its_packages(
     (tmp_path / "vllm" / "__init__.py").touch()
     site.install("vllm", "0.26.0", {})
     vllm_provenance.check()
-    site.install("kvcached-vllm-cpu", "0.26.0.post1", {}, fork=True)
+    site.install("kvcached-vllm-cpu", "0.26.0.post1", {}, fork=True, interface=0)
     with pytest.raises(MixedInstall, match=r"pip uninstall -y kvcached-vllm-cpu vllm\n"):
+        vllm_provenance.check()
+    shutil.rmtree(tmp_path / "vllm-0.26.0.dist-info")
+    with pytest.raises(
+        OtherInterface, match=r"kvcached-vllm-cpu 0.26.0.post1 has version 0 of vllm"
+    ):
         vllm_provenance.check()
 
 
@@ -178,6 +236,9 @@ def test_the_check_of_sglang_ends_the_process(
     (tmp_path / "sglang" / "__init__.py").touch()
     site.install("sglang", "0.5.15.post1", {})
     sglang_provenance.check()
-    site.install("kvcached-sglang", "0.5.15.post101", {}, fork=True)
+    site.install("kvcached-sglang", "0.5.15.post101", {}, fork=True, interface=0)
     with pytest.raises(SystemExit, match=r"pip uninstall -y kvcached-sglang sglang\n"):
+        sglang_provenance.check()
+    shutil.rmtree(tmp_path / "sglang-0.5.15.post1.dist-info")
+    with pytest.raises(SystemExit, match=r"kvcached-sglang 0.5.15.post101 has version 0 of sglang"):
         sglang_provenance.check()

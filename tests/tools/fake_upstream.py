@@ -104,14 +104,20 @@ class Result:
 
 @dataclass
 class World:
-    """A repository root with the engine `fake`."""
+    """A repository root with the engine `fake`, seen from one of its pins."""
 
     root: Path
     pin: dict[str, Any] = field(default_factory=dict)
+    version: str | None = None
+    """None for the default pin."""
+
+    @property
+    def engine_home(self) -> Path:
+        return self.root / "vendored" / "fake"
 
     @property
     def home(self) -> Path:
-        return self.root / "vendored" / "fake"
+        return self.engine_home / self.version if self.version else self.engine_home
 
     @property
     def tree(self) -> Path:
@@ -119,11 +125,11 @@ class World:
 
     @property
     def wheel(self) -> Path:
-        return self.home / "wheels" / CPU
+        return self.engine_home / "wheels" / CPU
 
     @property
     def series(self) -> Path:
-        return self.root / "patches" / "fake" / "1.0"
+        return self.root / "patches" / "fake" / (self.version or self.pin["version"])
 
     @property
     def git(self) -> Git:
@@ -134,6 +140,34 @@ class World:
         ignore = None if tree else shutil.ignore_patterns("tree")
         shutil.copytree(self.root, root, symlinks=True, ignore=ignore)
         return World(root, copy.deepcopy(self.pin))
+
+    def at(self, version: str) -> World:
+        """The same root, seen from the pin of this version, which is not the default one."""
+        return World(self.root, self.pin, version)
+
+    def add_release(self, version: str, changed: dict[str, bytes | None]) -> None:
+        """Upstream's next wheels, of both variants, fetched: 1.0's with some files changed, or
+        removed (None). Which gives release_pin something to pin."""
+        files: dict[str, bytes | None] = {**FILES, **changed}
+        for file in (CPU, CUDA):
+            name = file.split("-")[0]
+            info = f"{name}-{version}.dist-info"
+            renamed = {n.replace(INFO, info): data for n, data in files.items() if data is not None}
+            make_wheel(self.engine_home / "wheels" / file.replace("1.0", version), renamed)
+
+    def release_pin(self, version: str) -> dict[str, Any]:
+        """The default pin, of these wheels."""
+        pin = copy.deepcopy(self.pin) | {"version": version}
+        for variant in pin["variants"].values():
+            variant["file"] = variant["file"].replace("1.0", version)
+            wheel = self.engine_home / "wheels" / variant["file"]
+            variant.update({"size": wheel.stat().st_size, "sha256": sha256(wheel)})
+        return pin
+
+    def write_pin(self, version: str, pin: dict[str, Any]) -> None:
+        home = self.engine_home / version
+        home.mkdir(exist_ok=True)
+        (home / "upstream.yaml").write_text(yaml.safe_dump(pin, sort_keys=False))
 
     def replace_in_variant(self, variant: str, name: str, content: bytes | None) -> None:
         """A release of this variant in which one file is another, or absent."""
@@ -224,6 +258,7 @@ def make_world(root: Path, files: dict[str, bytes] | None = None) -> World:
         "commit": "unknown",
         "licence": "Apache-2.0",
         "revision": 1,
+        "interface": 1,
         "budget": {"added": 20, "removed": 5},
         "requires": ["kvcached-core>=0.1,<0.2"],
         "stamp": "fakeengine/kv/_series.py",

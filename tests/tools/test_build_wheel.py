@@ -124,7 +124,9 @@ def test_metadata_is_ours_where_it_must_be(built: zipfile.ZipFile) -> None:
     assert about.get_all("Project-URL") == ["Homepage, https://example.org"]
     assert about["Maintainer-email"] is None
     assert not [key for key in about if key.lower().startswith("x-")]
-    series = json.loads(built.read(f"{INFO}/kvcached_series.json"))["series_sha256"]
+    said = json.loads(built.read(f"{INFO}/kvcached_series.json"))
+    assert said["interface"] == 1
+    series = said["series_sha256"]
     assert f"\nSeries: {series}\n" in about.get_payload()
     assert "# The readme\n\nText: with a colon.\n" in about.get_payload()
     wheel = Parser().parsestr(built.read(f"{INFO}/WHEEL").decode())

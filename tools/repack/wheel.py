@@ -109,6 +109,7 @@ def _dist_files(
             "sha256": variant.sha256,
         },
         "variant": variant.name,
+        "interface": pin.interface,
         "series_sha256": laid.series_hash,
         # Lets an installed engine find out that another package wrote over its files.
         "files": {name: hashlib.sha256(shipped[name]).hexdigest() for name in sorted(shipped)},

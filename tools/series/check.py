@@ -88,7 +88,7 @@ class _Checker:
         have |= store.read_files(self.layout, self.pin.version)
         if not self.patches and not have:
             return
-        todo = f"run tools/patches.py export {self.layout.engine} and commit the result"
+        todo = f"run tools/patches.py export {self.layout.label} and commit the result"
         for name in sorted(have.keys() | again.keys()):
             if name not in again:
                 raise Refusal(self.where(name), "is in no exported series (stale)", todo)
@@ -156,7 +156,7 @@ class _Checker:
         for variant in fetched.values():
             report.run(lambda v=variant: self._same_base(v, changed, touched - changed.keys()))  # type: ignore[misc]
         for name in sorted(self.pin.variants):
-            todo = f"not looked at: run tools/vendor.py {self.layout.engine} --variant {name}"
+            todo = f"not looked at: run tools/vendor.py {self.layout.label} --variant {name}"
             report.notes.append(f"variant {name}: {'looked at' if name in fetched else todo}")
 
     def _same_base(self, variant: Variant, changed: dict[str, str], added: set[str]) -> None:
@@ -173,7 +173,7 @@ class _Checker:
             raise Refusal(
                 shown,
                 "is not the series, the static test needs it",
-                f"run tools/patches.py apply {self.layout.engine}",
+                f"run tools/patches.py apply {self.layout.label}",
             )
         path = os.pathsep.join(filter(None, [str(self.layout.tree), os.environ.get("PYTHONPATH")]))
         env = os.environ | {"PYTHONPATH": path}

@@ -4,7 +4,8 @@ from .command import add_engine, command_line, report, run
 from .errors import Refusal
 from .fetch import check_wheel, obtain_wheel, sha256_of
 from .git import Git, GitError
-from .pin import Layout, Pin, Variant, load_pin
+from .layout import Layout, engines, is_version
+from .pin import Pin, Variant, find_layout, load_pin, pin_versions
 from .tree import (
     PRISTINE,
     blob_id,
@@ -30,11 +31,15 @@ __all__ = [
     "blobs",
     "check_wheel",
     "command_line",
+    "engines",
+    "find_layout",
     "is_compiled",
+    "is_version",
     "load_pin",
     "materialise",
     "obtain_wheel",
     "open_tree",
+    "pin_versions",
     "report",
     "run",
     "sha256_of",

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .errors import Refusal
-from .pin import Layout, Pin, load_pin
+from .layout import Layout
+from .pin import Pin, find_layout, load_pin
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,15 +22,23 @@ def command_line(name: str, doc: str | None) -> argparse.ArgumentParser:
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("engine", help="a folder of vendored/, such as vllm")
+    parser.add_argument(
+        "engine",
+        metavar="ENGINE[==VERSION]",
+        help="a pin: vllm for the default one of vllm, vllm==0.26.0 for that of this version",
+    )
 
 
 def run(
     args: argparse.Namespace, body: Callable[[argparse.Namespace, Layout, Pin], int | None]
 ) -> int:
-    """Runs a tool on the pin of `args.engine`; returns its exit status, as `report` does."""
-    layout = Layout(args.root.resolve(), args.engine)
-    return report(lambda: body(args, layout, load_pin(layout)))
+    """Runs a tool on the pin that `args.engine` names; returns its exit status, as `report`."""
+
+    def on_pin() -> int | None:
+        layout = find_layout(args.root.resolve(), args.engine)
+        return body(args, layout, load_pin(layout))
+
+    return report(on_pin)
 
 
 def report(body: Callable[[], int | None]) -> int:

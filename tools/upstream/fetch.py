@@ -14,7 +14,8 @@ from packaging.tags import Tag
 from packaging.utils import parse_wheel_filename
 
 from .errors import Refusal
-from .pin import Layout, Pin, Variant
+from .layout import Layout
+from .pin import Pin, Variant
 
 
 def sha256_of(path: Path) -> str:

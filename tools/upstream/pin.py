@@ -1,4 +1,4 @@
-"""What `vendored/<engine>/upstream.yaml` pins: the release we fork, and each variant's wheel."""
+"""What a pin says: a release that we fork, and each variant's wheel."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 import yaml
 from packaging.tags import sys_tags
 from packaging.utils import parse_wheel_filename
+from packaging.version import Version
 
 from .errors import Refusal
+from .layout import Layout, engines, is_version
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _ENGINE = re.compile(r"[a-z][a-z0-9_-]*")
@@ -45,6 +47,8 @@ class Pin:
     budget_added: int
     budget_removed: int
     requires: tuple[str, ...]
+    interface: int
+    """Version of the storage interface that the series adds: kvcached-core refuses others."""
     stamp: str | None
     """The module that build_wheel.py writes where the series has its folder; names the build."""
     variants: dict[str, Variant]
@@ -61,37 +65,6 @@ class Pin:
         here = frozenset(sys_tags())
         fit = (v for v in self.variants.values() if here & parse_wheel_filename(v.file)[3])
         return next(fit, next(iter(self.variants.values())))
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where things lie for one engine below a repository root."""
-
-    root: Path
-    engine: str
-
-    @property
-    def home(self) -> Path:
-        return self.root / "vendored" / self.engine
-
-    @property
-    def pin_file(self) -> Path:
-        return self.home / "upstream.yaml"
-
-    @property
-    def wheels(self) -> Path:
-        return self.home / "wheels"
-
-    @property
-    def tree(self) -> Path:
-        return self.home / "tree"
-
-    def series(self, version: str) -> Path:
-        return self.root / "patches" / self.engine / version
-
-    def shown(self, path: Path) -> str:
-        """`path` as messages name it: relative to the root where it lies below it."""
-        return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
 
 
 class _Reader:
@@ -160,11 +133,12 @@ def _variant(path: Path, name: str, data: Any) -> Variant:
 
 
 def load_pin(layout: Layout) -> Pin:
-    """Reads and checks the engine's pin; unknown keys are refused, not ignored."""
+    """Reads and checks the pin at `layout`; unknown keys are refused, not ignored."""
     path = layout.pin_file
-    if not _ENGINE.fullmatch(layout.engine) or not path.is_file():
-        have = sorted(p.parent.name for p in layout.root.glob("vendored/*/upstream.yaml"))
-        raise Refusal(layout.shown(path), "no such pin", f"engines here: {', '.join(have)}")
+    if not path.is_file():
+        have = f"pins of {layout.engine}" if layout.version else "engines here"
+        names = pin_versions(layout) if layout.version else engines(layout.root)
+        raise Refusal(layout.shown(path), "no such pin", f"{have}: {', '.join(names)}")
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
@@ -192,6 +166,7 @@ def load_pin(layout: Layout) -> Pin:
         budget_added=budget.number("added"),
         budget_removed=budget.number("removed"),
         requires=tuple(requires),
+        interface=reader.number("interface"),
         stamp=stamp,
         variants={str(name): _variant(shown, str(name), v) for name, v in variants.items()},
         path=shown,
@@ -200,4 +175,26 @@ def load_pin(layout: Layout) -> Pin:
     budget.done()
     if pin.engine != layout.engine:
         raise reader.bad("engine", f"is {pin.engine!r}, expected {layout.engine!r}")
+    if layout.version not in (None, pin.version):
+        raise reader.bad("version", f"is {pin.version!r}, expected {layout.version!r}, its folder")
     return pin
+
+
+def find_layout(root: Path, wanted: str) -> Layout:
+    """Where the pin `ENGINE[==VERSION]` lies; without a version, or with that of the default pin,
+    the default pin's place. Whether a pin is there is for load_pin to say."""
+    engine, _, version = wanted.partition("==")
+    if not _ENGINE.fullmatch(engine) or ("==" in wanted and not is_version(version)):
+        names = ", ".join(engines(root))
+        raise Refusal(wanted, "is no ENGINE or ENGINE==VERSION", f"engines here: {names}")
+    default = Layout(root, engine)
+    if not version or load_pin(default).version == version:
+        return default
+    return Layout(root, engine, version)
+
+
+def pin_versions(layout: Layout) -> list[str]:
+    """The versions that are pinned for the engine of `layout`, the default first."""
+    default = load_pin(Layout(layout.root, layout.engine)).version
+    beside = {path.parent.name for path in layout.engine_home.glob("*/upstream.yaml")}
+    return [default, *sorted(beside - {default}, key=Version)]

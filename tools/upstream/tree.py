@@ -15,7 +15,8 @@ from pathlib import Path, PurePosixPath
 
 from .errors import Refusal
 from .git import EMAIL, IDENTITY, Git, GitError
-from .pin import Layout, Pin, Variant
+from .layout import Layout
+from .pin import Pin, Variant
 
 PRISTINE = "pristine"
 _BRANCH = "series"
@@ -98,7 +99,7 @@ def stamp(layout: Layout) -> dict[str, str] | None:
 def open_tree(layout: Layout, pin: Pin) -> Git:
     """The tree's repository, once it is known to be of the pinned release."""
     made = stamp(layout)
-    todo = f"run tools/vendor.py {layout.engine}"
+    todo = f"run tools/vendor.py {layout.label}"
     if made is None:
         raise Refusal(layout.shown(layout.tree), "no materialised tree here", todo)
     if "sha256" not in made:
@@ -140,7 +141,7 @@ def verify(layout: Layout, wheel: Path) -> None:
     Compiled files are held against the wheel by size.
     """
     git, shown = Git(layout.tree), layout.shown(layout.tree)
-    todo = f"run tools/vendor.py {layout.engine} --force"
+    todo = f"run tools/vendor.py {layout.label} --force"
     if git.text("rev-list", "--max-parents=0", "HEAD") != git.resolve(PRISTINE):
         raise Refusal(shown, f"its first commit is not the tag {PRISTINE}", todo)
     held = blobs(git, PRISTINE)
