@@ -110,6 +110,8 @@ class World:
     pin: dict[str, Any] = field(default_factory=dict)
     version: str | None = None
     """None for the default pin."""
+    index: Any = None
+    """The FakeIndex that has its wheels, where there is one."""
 
     @property
     def engine_home(self) -> Path:
@@ -148,12 +150,18 @@ class World:
     def add_release(self, version: str, changed: dict[str, bytes | None]) -> None:
         """Upstream's next wheels, of both variants, fetched: 1.0's with some files changed, or
         removed (None). Which gives release_pin something to pin."""
-        files: dict[str, bytes | None] = {**FILES, **changed}
+        metadata = METADATA.replace("Version: 1.0\n", f"Version: {version}\n").encode()
+        files: dict[str, bytes | None] = {**FILES, f"{INFO}/METADATA": metadata, **changed}
         for file in (CPU, CUDA):
             name = file.split("-")[0]
             info = f"{name}-{version}.dist-info"
             renamed = {n.replace(INFO, info): data for n, data in files.items() if data is not None}
             make_wheel(self.engine_home / "wheels" / file.replace("1.0", version), renamed)
+
+    def offer(self, version: str) -> None:
+        """Puts both wheels of a release on the index."""
+        for wheel in sorted((self.engine_home / "wheels").glob(f"*-{version}-*.whl")):
+            self.index.offer(wheel)
 
     def release_pin(self, version: str) -> dict[str, Any]:
         """The default pin, of these wheels."""
@@ -161,7 +169,8 @@ class World:
         for variant in pin["variants"].values():
             variant["file"] = variant["file"].replace("1.0", version)
             wheel = self.engine_home / "wheels" / variant["file"]
-            variant.update({"size": wheel.stat().st_size, "sha256": sha256(wheel)})
+            size = None if variant["size"] is None else wheel.stat().st_size
+            variant.update({"size": size, "sha256": sha256(wheel)})
         return pin
 
     def write_pin(self, version: str, pin: dict[str, Any]) -> None:

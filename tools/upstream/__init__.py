@@ -5,11 +5,12 @@ from .errors import Refusal
 from .fetch import check_wheel, obtain_wheel, sha256_of
 from .git import Git, GitError
 from .layout import Layout, engines, is_version
-from .pin import Pin, Variant, find_layout, load_pin, pin_versions
+from .pin import Pin, Variant, find_layout, load_pin, parse_pin, pin_versions
 from .tree import (
     PRISTINE,
     blob_id,
     blobs,
+    commit_release,
     is_compiled,
     materialise,
     open_tree,
@@ -31,6 +32,7 @@ __all__ = [
     "blobs",
     "check_wheel",
     "command_line",
+    "commit_release",
     "engines",
     "find_layout",
     "is_compiled",
@@ -39,6 +41,7 @@ __all__ = [
     "materialise",
     "obtain_wheel",
     "open_tree",
+    "parse_pin",
     "pin_versions",
     "report",
     "run",

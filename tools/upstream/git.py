@@ -31,6 +31,11 @@ _CONFIG = (
     "diff.mnemonicPrefix=false",
     "diff.suppressBlankEmpty=false",
     "gc.auto=0",
+    "merge.conflictStyle=merge",
+    "merge.directoryRenames=false",
+    "merge.renames=true",
+    "merge.renameLimit=0",
+    "rerere.enabled=false",
     "maintenance.auto=false",
     "i18n.commitEncoding=UTF-8",
     "i18n.logOutputEncoding=UTF-8",
@@ -66,6 +71,8 @@ class Git:
 
     work: Path
     env: Mapping[str, str] = field(default_factory=dict)
+    inherit: tuple[int, ...] = ()
+    """Descriptors that each git process keeps open: it holds the locks on them, even if we die."""
 
     def raw(self, *args: str, stdin: bytes = b"", allow: tuple[int, ...] = (0,)) -> bytes:
         """Standard output of one git command; GitError unless it exits with a status in `allow`."""
@@ -79,6 +86,7 @@ class Git:
             input=stdin,
             capture_output=True,
             check=False,
+            pass_fds=self.inherit,
         )
         if done.returncode not in allow:
             raise GitError(args, " ".join(done.stderr.decode(errors="replace").split()))
@@ -88,7 +96,7 @@ class Git:
         return self.raw(*args, stdin=stdin, allow=allow).decode("utf-8").strip()
 
     def with_env(self, **extra: str) -> Git:
-        return Git(self.work, {**self.env, **extra})
+        return Git(self.work, {**self.env, **extra}, self.inherit)
 
     def resolve(self, name: str) -> str | None:
         """The commit that `name` stands for, or None."""

@@ -139,12 +139,17 @@ def load_pin(layout: Layout) -> Pin:
         have = f"pins of {layout.engine}" if layout.version else "engines here"
         names = pin_versions(layout) if layout.version else engines(layout.root)
         raise Refusal(layout.shown(path), "no such pin", f"{have}: {', '.join(names)}")
+    return parse_pin(layout, path.read_text(encoding="utf-8"))
+
+
+def parse_pin(layout: Layout, text: str) -> Pin:
+    """What `text` says, as the pin at `layout`."""
+    shown = Path(layout.shown(layout.pin_file))
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.safe_load(text)
     except yaml.YAMLError as error:
         first = " ".join(str(error).split())
-        raise Refusal(layout.shown(path), f"not YAML: {first}", "correct the pin") from error
-    shown = Path(layout.shown(path))
+        raise Refusal(shown, f"not YAML: {first}", "correct the pin") from error
     reader = _Reader(shown, "the file", data)
     budget = _Reader(shown, "budget", reader.take("budget", None))
     requires = reader.take("requires", [])

@@ -14,7 +14,7 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 from .errors import Refusal
-from .git import EMAIL, IDENTITY, Git, GitError
+from .git import DATE, EMAIL, IDENTITY, Git, GitError
 from .layout import Layout
 from .pin import Pin, Variant
 
@@ -62,12 +62,40 @@ def _commit(folder: Path, pin: Pin, variant: Variant) -> None:
     for key, value in (("user.name", IDENTITY), ("user.email", EMAIL), ("gc.auto", "0")):
         git.raw("config", key, value)
     git.raw("add", "--all", ".")
-    message = (
+    git.raw("commit", "--quiet", "--cleanup=verbatim", "-F", "-", stdin=_message(pin, variant))
+    git.raw("tag", PRISTINE)
+
+
+def _message(pin: Pin, variant: Variant) -> bytes:
+    return (
         f"{pin.engine} {pin.version}, pristine\n\npackage: {variant.package}\n"
         f"version: {pin.version}\nvariant: {variant.name}\nsha256: {variant.sha256}\n"
-    )
-    git.raw("commit", "--quiet", "--cleanup=verbatim", "-F", "-", stdin=message.encode())
-    git.raw("tag", PRISTINE)
+    ).encode()
+
+
+def commit_release(git: Git, pin: Pin, variant: Variant, wheel: Path) -> str:
+    """The first commit of a tree of this wheel, in any repository; moves `refs/releases/` only."""
+    reference = f"refs/releases/{variant.sha256}"
+    who, message = f"{IDENTITY} <{EMAIL}> {DATE}", _message(pin, variant)
+    stream = [f"commit {reference}\nauthor {who}\ncommitter {who}\n".encode(), _data(message)]
+    with zipfile.ZipFile(wheel) as archive:
+        for info in _files(archive):
+            if not _is_excluded(info.filename):
+                path = info.filename.replace("\\", "\\\\").replace('"', '\\"')
+                stream.append(f'M 100{_mode(info):o} inline "{path}"\n'.encode())
+                stream.append(_data(archive.read(info)))
+    git.raw("fast-import", "--quiet", "--force", stdin=b"".join(stream))
+    return git.text("rev-parse", reference)
+
+
+def _data(content: bytes) -> bytes:
+    return b"data %d\n%b\n" % (len(content), content)
+
+
+def _is_excluded(name: str) -> bool:
+    """As git reads _EXCLUDED."""
+    parts = PurePosixPath(name).parts
+    return is_compiled(name) or name.endswith(".pyc") or "__pycache__" in parts
 
 
 def materialise(layout: Layout, pin: Pin, variant: Variant, wheel: Path) -> None:
