@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from fake_upstream import REPOSITORY
 from series import read_names
-from upstream import Layout, load_pin
+from upstream import Layout, pin_versions
 
 Entry = tuple[str, bool]  # signature, whether a backend must implement it
 
@@ -61,18 +61,31 @@ INTERFACES = (
 )
 
 
-@pytest.fixture(scope="module", params=INTERFACES, ids=lambda interface: interface.engine)
-def interface(request: pytest.FixtureRequest) -> Interface:
-    found: Interface = request.param
+# Each pin's series must leave the same interface.
+PINS = [
+    (interface, version)
+    for interface in INTERFACES
+    for version in pin_versions(Layout(REPOSITORY, interface.engine))
+]
+
+
+@pytest.fixture(scope="module", params=PINS, ids=lambda pin: f"{pin[0].engine}-{pin[1]}")
+def pin(request: pytest.FixtureRequest) -> tuple[Interface, str]:
+    found: tuple[Interface, str] = request.param
     return found
 
 
 @pytest.fixture(scope="module")
-def source(interface: Interface, tmp_path_factory: pytest.TempPathFactory) -> str:
+def interface(pin: tuple[Interface, str]) -> Interface:
+    return pin[0]
+
+
+@pytest.fixture(scope="module")
+def source(pin: tuple[Interface, str], tmp_path_factory: pytest.TempPathFactory) -> str:
     """The interface as the whole series leaves it."""
+    interface, version = pin
     folder = tmp_path_factory.mktemp("interface")
     layout = Layout(REPOSITORY, interface.engine)
-    version = load_pin(layout).version
     for name in read_names(layout, version):
         patch = layout.series(version) / name
         command = ["git", "apply", "--unidiff-zero", f"--include={interface.source}", str(patch)]
