@@ -111,6 +111,18 @@ def test_a_series_that_changed_meanwhile_is_noticed(releases: World) -> None:
     assert line.startswith(f"patches/fake/{TORN}: is not the series that the upgrade began with")
 
 
+def test_a_tree_with_work_in_it_is_not_made_anew(releases: World) -> None:
+    upgrade(releases, "--to", TORN, code=CONFLICT)
+    resolve(releases)
+    new = releases.at(TORN)
+    pin = yaml.safe_load((new.home / "upstream.yaml").read_text())
+    pin["variants"]["cpu"] |= pin["variants"]["cuda"]
+    releases.write_pin(TORN, pin)
+    line = releases.refused("rebase_patches", "fake", "--continue")
+    assert line.endswith("is not the tree of this upgrade any more; --abort it")
+    assert "start(limit)" in (new.tree / "fakeengine/core.py").read_text()
+
+
 def test_one_run_at_a_time(releases: World) -> None:
     with (releases.engine_home / ".rebase.lock").open("a") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 from series import export
 from upstream import (
@@ -66,7 +67,8 @@ class _Place:
     new_pin: Pin
     variant: str
 
-    def wheel(self, pin: Pin) -> Variant:
+    def of(self, pin: Pin) -> Variant:
+        """The wheel of this end whose files are merged."""
         return pin.variant(self.variant)
 
 
@@ -105,13 +107,10 @@ def go_on(layout: Layout, pin: Pin, upgrade: Upgrade, lock: int) -> int:
 def _run(layout: Layout, pin: Pin, upgrade: Upgrade, lock: int) -> int:
     new = Layout(layout.root, layout.engine, upgrade.to)
     place = _Place(layout, pin, new, load_pin(new), upgrade.variant)
-    wheel = obtain_wheel(new, place.new_pin, place.wheel(place.new_pin))
-    for rest in new.home.glob(".tree-*"):  # of a run that was killed; we hold the lock
-        shutil.rmtree(rest)
-    if (stamp(new) or {}).get("sha256") != place.wheel(place.new_pin).sha256:
-        materialise(new, place.new_pin, place.wheel(place.new_pin), wheel)
+    wheel = obtain_wheel(new, place.new_pin, place.of(place.new_pin))
+    _make_tree(place, upgrade, wheel)
     git = Git(new.tree, inherit=(lock,))
-    of = source(git, layout, pin, place.wheel(pin))
+    of = source(git, layout, pin, place.of(pin))
     if upgrade.series not in ("", of.head):
         folder = layout.shown(layout.series(pin.version))
         raise Refusal(folder, "is not the series that the upgrade began with", "--abort it")
@@ -122,12 +121,23 @@ def _run(layout: Layout, pin: Pin, upgrade: Upgrade, lock: int) -> int:
         print(line)
     if _replay(place, git, upgrade, of) is not None:
         return CONFLICT
-    old_wheel = obtain_wheel(layout, pin, place.wheel(pin))
+    old_wheel = obtain_wheel(layout, pin, place.of(pin))
     for note in requirement_notes(place.new_pin, upgrade.variant, old_wheel, wheel):
         print(note)
     git.raw("reset", "--hard", "--quiet", upgrade.head(PRISTINE))
     upgrade.save(new, EXPORTING)
     return _finish(place, git, upgrade)
+
+
+def _make_tree(place: _Place, upgrade: Upgrade, wheel: Path) -> None:
+    new, variant = place.new, place.of(place.new_pin)
+    for rest in new.home.glob(".tree-*"):  # of a run that was killed; we hold the lock
+        shutil.rmtree(rest)
+    if (stamp(new) or {}).get("sha256") == variant.sha256:
+        return
+    if upgrade.phase != STARTING:
+        raise Refusal(new.shown(new.tree), "is not the tree of this upgrade any more", "--abort it")
+    materialise(new, place.new_pin, variant, wheel)
 
 
 def _settle_tree(place: _Place, git: Git, upgrade: Upgrade, of: Source) -> list[str]:
