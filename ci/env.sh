@@ -97,6 +97,10 @@ install_vllm() {
 
 install_sglang() {
   install "$(echo dist/kvcached_core-*.whl)[tools,test]" --requirement "$more"
+  # From 0.5.20 on it imports names of a package of kernels, which is for GPUs, whatever the device.
+  [ "$more" = ci/sglang-cpu.txt ] || echo "$PWD/tests/support/without_kernels" >"$(
+    "$dir/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+  )/without_kernels.pth"
   pip install --no-deps --force-reinstall "$(fork_wheel)"
 }
 

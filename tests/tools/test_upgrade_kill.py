@@ -23,15 +23,15 @@ START, GO_ON = ("--to", TORN), ("--continue",)
 
 
 class Steps:
-    """Counts the steps of a process and kills it before the given one. A step is a git command
-    that moves something, or a change of a file that is no scratch file."""
+    """Counts the steps of a process and kills it before the given one, a number or a git command.
+    A step is a git command that moves something, or a change of a file that is no scratch file."""
 
-    def __init__(self, root: Path, fatal: int | None) -> None:
+    def __init__(self, root: Path, fatal: int | str | None) -> None:
         self.root, self.fatal, self.count = root, fatal, 0
 
-    def step(self) -> None:
+    def step(self, *args: Any) -> None:
         self.count += 1
-        if self.count == self.fatal:
+        if self.fatal is not None and self.fatal in (self.count, *map(str, args[1:2])):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def watch(self, owner: Any, name: str, counts: Callable[..., bool]) -> None:
@@ -39,7 +39,7 @@ class Steps:
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             if counts(*args):
-                self.step()
+                self.step(*args)
             return real(*args, **kwargs)
 
         setattr(owner, name, watched)
@@ -56,7 +56,7 @@ class Steps:
         self.watch(shutil, "rmtree", ours)
 
 
-def run_killed(world: World, fatal: int | None, *args: str) -> int:
+def run_killed(world: World, fatal: int | str | None, *args: str) -> int:
     """Runs the tool in a process of its own, killed before step `fatal`. Returns the number of its
     steps if it got to its end, or 0."""
     reading, writing = os.pipe()
@@ -121,6 +121,7 @@ def test_a_start_that_is_killed_goes_on(releases: World, each_kill: Any, expecte
         upgrade(world, "--continue")
         assert world.at(TORN).patch_files() == series
         assert world.git.text("status", "--porcelain") == ""
+        assert not world.at(TORN).git.text("for-each-ref", "refs/saved/")  # nothing was taken away
     assert begun > 5
 
 
@@ -173,13 +174,10 @@ def test_an_adoption_that_is_killed_is_finished(releases: World, each_kill: Any)
 
 
 def test_what_a_killed_git_left_is_kept_and_cleared(releases: World, expected: Any) -> None:
-    """Killed while git wrote the work tree: files half written, its lock still there."""
+    """Killed while git wrote the work tree: files half written, its locks still there."""
     series = expected(releases)
-    upgrade(releases, "--to", TORN, code=CONFLICT)
+    assert run_killed(releases, "cherry-pick", *START) == 0
     new = releases.at(TORN)
-    new.git.raw("cherry-pick", "--abort")
-    state = new.home / "rebase.json"
-    state.write_text(state.read_text().replace('"stopped"', '"picking"'))
     new.write(CORE, "half a fi")
     new.write("fakeengine/notes.py", "mine = 1\n")
     (new.tree / ".git" / "index.lock").touch()
@@ -195,11 +193,10 @@ def test_what_a_killed_git_left_is_kept_and_cleared(releases: World, expected: A
 
 def test_a_lock_that_a_killed_commit_left_is_cleared(releases: World, expected: Any) -> None:
     series = expected(releases)
-    upgrade(releases, "--to", TORN, code=CONFLICT)
+    upgrade(releases, *START, code=CONFLICT)
     resolve(releases)
+    assert run_killed(releases, "commit", *GO_ON) == 0
     new = releases.at(TORN)
-    state = new.home / "rebase.json"
-    state.write_text(state.read_text().replace('"stopped"', '"committing"'))
     (new.tree / ".git" / "index.lock").touch()
     upgrade(releases, "--continue")
     assert new.patch_files() == series
