@@ -85,11 +85,11 @@ class Inside:
         self.checks.watch(cls)
         prefill, state = cls.get_new_batch_prefill, cls.get_internal_state
 
-        def gated(scheduler: Any) -> Any:
+        def gated(scheduler: Any, *running: Any) -> Any:
             if len(scheduler.waiting_queue) < self._gate:
-                return None
+                return _no_prefill(*running)
             self._gate = 0
-            return prefill(scheduler)
+            return prefill(scheduler, *running)
 
         def telling(scheduler: Any, request: Any) -> Any:
             output = state(scheduler, request)
@@ -233,6 +233,15 @@ class Checks:
 
         scheduler.run_batch = working
         Checker._check_all_pools, Checker.self_check_during_busy = checking, checking_busy
+
+
+def _no_prefill(*running: Any) -> Any:
+    """None, or of releases that pass the running batch on, a plan that leaves it as it is."""
+    if not running:
+        return None
+    from sglang.srt.managers.scheduler import NextBatchPlan
+
+    return NextBatchPlan(batch_to_run=None, running_batch=running[0])
 
 
 def _name_of(thing: Any) -> str:
