@@ -118,6 +118,7 @@ def test_the_build_says_what_it_is() -> None:
     from sglang.srt.mem_cache.kv_storage import _series
 
     assert _series.DISTRIBUTION == "kvcached-sglang"
-    assert _series.UPSTREAM == "0.5.15.post1"
-    assert _series.VERSION.startswith("0.5.15.post1")
+    series = Path(__file__).resolve().parents[2] / "patches" / "sglang" / _series.UPSTREAM
+    assert (series / "series").is_file()
+    assert _series.VERSION.startswith(_series.UPSTREAM.partition(".post")[0] + ".post")
     assert Path(_series.__file__).name == "_series.py"
