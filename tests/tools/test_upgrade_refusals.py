@@ -201,6 +201,14 @@ def test_the_pin_is_rewritten_with_its_comments(releases: World, index: FakeInde
     assert sha256(wheel) in text
 
 
+def test_the_pin_of_a_post_release_is_made_from_its_own_release(releases: World) -> None:
+    releases.add_release("1.0.post1", {})
+    releases.offer("1.0.post1")
+    upgrade(releases, "--to", "1.0.post1")
+    made = yaml.safe_load((releases.engine_home / "1.0.post1" / "upstream.yaml").read_text())
+    assert made == releases.release_pin("1.0.post1")
+
+
 def test_a_pin_in_another_style_is_refused(releases: World) -> None:
     path = releases.engine_home / "upstream.yaml"
     pin = yaml.safe_load(path.read_text())

@@ -35,12 +35,11 @@ def repin(layout: Layout, pin: Pin, to: str) -> tuple[Layout, str]:
             )
         size = None if variant.size is None else offer.size
         wanted[name] = replace(variant, file=offer.file, size=size, sha256=offer.sha256)
-        text = text.replace(variant.file, offer.file).replace(variant.sha256, offer.sha256)
+        text = text.replace(variant.file, f"\0{name}\0").replace(variant.sha256, offer.sha256)
         text = re.sub(rf"\bsize: {variant.size}\b", f"size: {size}", text)
-    bounded = (
-        rf"(?<![\w.=<>~]){re.escape(pin.version)}(?!\d|\.\d)|(?<=\bv){re.escape(pin.version)}\b"
-    )
-    text = re.sub(bounded, to, text)
+    text = re.sub(rf"(?<![\w.=<>~])(v?){re.escape(pin.version)}(?!\d|\.\d)", rf"\g<1>{to}", text)
+    for name, variant in wanted.items():  # last, since names of files hold versions
+        text = text.replace(f"\0{name}\0", variant.file)
     text = re.sub(r"(?m)^commit: [0-9a-f]{7,}", "commit: unknown", text)
     text = re.sub(r"(?m)^revision: \d+", "revision: 1", text)
     made = parse_pin(place, text)
