@@ -503,6 +503,18 @@ class Rank:
         """`pace`: bytes a second in the background while nobody wants memory, bytes at once."""
     def make_ready(self, pages: Sequence[int]) -> None: ...
     def retire(self, pages: Sequence[int], epoch: int, fences: Sequence[Fence] = ()) -> None: ...
+    def take(self, id: int, pages: Sequence[int]) -> None:
+        """Of a transaction: memory for pages that have none. Its outcome is `attempted`."""
+    def unmap(self, id: int, pages: Sequence[int]) -> None:
+        """Of a transaction: owned pages are unmapped, their memory is kept."""
+    def settle(self, id: int, own: Sequence[int], release: Sequence[int]) -> None:
+        """Ends a transaction for pages that it holds."""
+    def outcomes_fd(self) -> int:
+        """Readable while there are outcomes; the rank's, do not close it."""
+    def take_outcomes(
+        self,
+    ) -> list[tuple[Literal["attempted", "settled", "fenced"], int, list[int], list[int]]]:
+        """What became of transactions: kind, id (of `fenced` the epoch), pages held, pages lost."""
     def drain(self, milliseconds: int) -> bool: ...
     @property
     def page_bytes(self) -> int: ...

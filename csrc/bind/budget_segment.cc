@@ -55,6 +55,17 @@ py::dict counters(const Rank& rank) {
   return counts;
 }
 
+py::list take_outcomes(Rank& rank) {
+  py::list all;
+  for (const budget::Outcome& outcome : rank.take_outcomes()) {
+    const char* kind = outcome.kind == budget::Outcome::Kind::kAttempted ? "attempted"
+                       : outcome.kind == budget::Outcome::Kind::kSettled ? "settled"
+                                                                         : "fenced";
+    all.append(py::make_tuple(kind, outcome.id, outcome.held, outcome.lost));
+  }
+  return all;
+}
+
 // The end of a rank calls its driver, so it is without the interpreter lock.
 void end_rank(Rank* rank) {
   if (Py_IsInitialized() && PyGILState_Check()) {
@@ -133,6 +144,14 @@ void bind_rank(py::module_& m) {
       .def("make_ready", &Rank::make_ready, py::arg("pages"), no_gil())
       .def("retire", &Rank::retire, py::arg("pages"), py::arg("epoch"),
            py::arg("fences") = Rank::Fences{}, no_gil())
+      .def("take", &Rank::take, py::arg("id"), py::arg("pages"), no_gil())
+      .def("unmap", &Rank::unmap, py::arg("id"), py::arg("pages"), no_gil())
+      .def("settle",
+           py::overload_cast<std::uint64_t, std::vector<std::int32_t>, std::vector<std::int32_t>>(
+               &Rank::settle),
+           py::arg("id"), py::arg("own"), py::arg("release"), no_gil())
+      .def("outcomes_fd", &Rank::outcomes_fd)
+      .def("take_outcomes", &take_outcomes)
       .def(
           "drain", [](Rank& r, int milliseconds) { return r.drain(Milliseconds(milliseconds)); },
           py::arg("milliseconds"), no_gil())

@@ -27,6 +27,7 @@
 
 #include "budget/pace.h"
 #include "budget/rank_memory.h"
+#include "budget/rank_orders.h"
 #include "budget/segment.h"
 
 namespace kvcached::budget {
@@ -64,6 +65,18 @@ class Rank {
   // released, and their lease ends, in order of the epochs, which never fall (std::logic_error).
   // Pages that this rank does not own are passed over, and so is page 0.
   void retire(const std::vector<std::int32_t>& pages, std::uint64_t epoch, Fences fences = {});
+  // What a transaction asks for (kvcached_core/txn), done by the background thread in the order in
+  // which it is asked; Outcomes tell. `take` leases and creates memory for pages that have none;
+  // `unmap` unmaps owned pages that nothing uses any more, behind a fence that the caller saw pass,
+  // and retains their memory. `settle` ends either for pages that it holds: some are owned from now
+  // on, some are released. A page between the two is usable by nobody.
+  // Which fences have passed is told by retire() of no pages, once outcomes_fd() was called.
+  void take(std::uint64_t id, std::vector<std::int32_t> pages);
+  void unmap(std::uint64_t id, std::vector<std::int32_t> pages);
+  void settle(std::uint64_t id, std::vector<std::int32_t> own, std::vector<std::int32_t> release);
+  // Readable while there are outcomes; closed with the rank.
+  int outcomes_fd() { return orders_.open_fd(); }
+  std::vector<Outcome> take_outcomes() { return orders_.take_outcomes(); }
   // Waits until everything retired so far is released; false after the deadline, or at once if the
   // background thread has ended.
   bool drain(Milliseconds deadline);
@@ -83,7 +96,16 @@ class Rank {
   // A page that another thread maps is ready within microseconds; past this it is stuck.
   static constexpr std::chrono::seconds kMapDeadline{30};
 
-  enum class State : std::uint8_t { kNone, kOwned, kMapping, kReady, kReleasing, kQuarantined };
+  enum class State : std::uint8_t {
+    kNone,
+    kPrepared,  // has memory, by a transaction that is not decided
+    kOwned,
+    kMapping,
+    kReady,
+    kRetained,  // was unmapped, the same
+    kReleasing,
+    kQuarantined
+  };
   struct Page {
     State state = State::kNone;
     State settled = State::kNone;  // before the work under way
@@ -114,8 +136,19 @@ class Rank {
   bool fences_end();
   std::string fence_failure(const vmm::Fence& fence, std::uint64_t epoch) const;
   bool serve_wish();  // whether anybody wants memory
+  // Memory for pages `page_at(0)` to `page_at(count - 1)`; `tell(i, state)` says what became of
+  // one: `as`, kNone or kQuarantined.
+  template <typename PageAt, typename Tell>
+  void acquire(std::uint32_t count, State as, const PageAt& page_at, const Tell& tell);
+  bool serve_orders();
+  Outcome carry_out(const Order& order);
+  void take_pages(const Order& order, Outcome& outcome);
+  void unmap_pages(const Order& order, Outcome& outcome);
+  void settle_pages(const Order& order, Outcome& outcome);
+  void begin_settling(std::int32_t page);
   bool wants(std::int32_t page);
-  bool create_page(std::int32_t page);
+  State create_page(std::int32_t page, State as);
+  bool let_go(std::int32_t page, std::uint64_t epoch);
   void map_pages(const std::vector<std::int32_t>& pages);
   std::vector<std::int32_t> take_to_map();
   void check_usable(std::int32_t page) const;
@@ -146,6 +179,7 @@ class Rank {
   std::deque<Retirement> to_retire_;
   std::uint64_t last_epoch_ = 0;
   RankCounters counters_;
+  RankOrders orders_;  // has a lock of its own
   bool ended_ = false, closed_ = false;
 
   std::atomic<bool> stopping_{false};

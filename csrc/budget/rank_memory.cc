@@ -124,6 +124,12 @@ void RankMemory::map(std::int32_t page) {
   for (vmm::Granules& granules : granules_) granules.map(page);
 }
 
+bool RankMemory::unmap(std::int32_t page) {
+  bool all = true;
+  for (vmm::Granules& granules : granules_) all &= granules.unmap(page);
+  return all;
+}
+
 bool RankMemory::release(std::int32_t page) {
   Bytes gone = 0;
   bool all = true;

@@ -12,8 +12,8 @@
 // own_bytes() is what belongs to it: the part of a lease that goes with it, on average, so idle
 // memory, which neighbours hope for, is reckoned with it. For whole granules they are the same.
 //
-// Threads: lease(), unlease(), create(), release() and close() belong to one thread at a time.
-// map() may run beside them and beside itself, but no two calls on one page at the same time.
+// Threads: lease(), unlease(), create(), unmap(), release() and close() belong to one thread at a
+// time. map() may run beside them and beside itself, but no two calls on one page at the same time.
 #pragma once
 
 #include <atomic>
@@ -64,6 +64,9 @@ class RankMemory {
   // vmm::Quarantined it can never be mapped.
   void map(std::int32_t page);
   void finish() { driver_->finish(); }
+  // Unmaps what no other page needs and keeps the memory, which map() makes zero again; false if
+  // any is mapped still that only this page needs.
+  bool unmap(std::int32_t page);
   // Gives back what no other page needs, going on after driver errors; false if any is left. Such a
   // page may be released again.
   bool release(std::int32_t page);

@@ -42,10 +42,12 @@ void Rank::settle(std::int32_t page, State state, std::uint64_t epoch) {
 // Under the lock: a rank's recorder has one writer at a time.
 void Rank::record(std::int32_t page, State from, State to, std::uint64_t epoch) {
   const auto traced = [](State state) {
-    return state == State::kNone    ? TracedState::kVirtual
-           : state == State::kOwned ? TracedState::kOwned
-           : state == State::kReady ? TracedState::kMapped
-                                    : TracedState::kQuarantined;
+    return state == State::kNone       ? TracedState::kVirtual
+           : state == State::kPrepared ? TracedState::kPreparing
+           : state == State::kOwned    ? TracedState::kOwned
+           : state == State::kReady    ? TracedState::kMapped
+           : state == State::kRetained ? TracedState::kRetiring
+                                       : TracedState::kQuarantined;
   };
   if (from != to) segment_->record(rank_, page, traced(from), traced(to), epoch);
 }
@@ -70,11 +72,14 @@ void Rank::check_usable(std::int32_t page) const {
   if (mine.state == State::kQuarantined)
     throw vmm::Quarantined(name() + " lost page " + std::to_string(page) +
                            ", which a step is about to use, to a driver error");
-  if (closed_ || mine.retired || mine.state == State::kNone || mine.state == State::kReleasing)
+  const bool between = mine.state == State::kPrepared || mine.state == State::kRetained;
+  if (closed_ || mine.retired || between || mine.state == State::kNone ||
+      mine.state == State::kReleasing)
     throw std::logic_error(name() + " does not own page " + std::to_string(page) +
                            ", which a step is about to use" +
                            (closed_        ? ": it is closed"
                             : mine.retired ? ": it was told to retire it"
+                            : between      ? ": it is in a transaction"
                                            : ""));
 }
 

@@ -24,7 +24,7 @@ void Rank::serve() {
     while (!stopping_) {
       const std::uint32_t seen = header.doorbell.load();
       const bool wanted = serve_wish();
-      const bool grew = serve_growth();
+      const bool grew = serve_growth() || serve_orders();
       const bool in_haste = wanted || draining_ > 0;
       const Turn mapped = serve_ready(in_haste);
       const Turn retired = serve_retirement(in_haste);
@@ -56,33 +56,57 @@ bool Rank::serve_wish() {
 bool Rank::serve_growth() {
   const std::uint32_t head = segment_->header().grow_head.load(std::memory_order_acquire);
   if (grow_tail_ == head) return false;
-  std::uint32_t promised = memory_.lease(head - grow_tail_, stopping_);
+  acquire(
+      head - grow_tail_, State::kOwned,
+      [this, first = grow_tail_](std::uint32_t i) { return segment_->entry(first + i); },
+      [this](std::uint32_t, State state) {
+        const bool owned = state == State::kOwned;
+        segment_->resolve(rank_, grow_tail_, owned ? Result::kOwned : Result::kRefused);
+        ++grow_tail_;
+      });
+  return true;
+}
+
+template <typename PageAt, typename Tell>
+void Rank::acquire(std::uint32_t count, State as, const PageAt& page_at, const Tell& tell) {
+  std::uint32_t promised = memory_.lease(count, stopping_);
   segment_->set_sample(rank_, memory_.last_look());
   bool returned = false;  // some of a promise, since the last
-  for (; grow_tail_ != head && !stopping_; ++grow_tail_) {
-    const std::int32_t page = segment_->entry(grow_tail_);
-    bool owned = false;
+  for (std::uint32_t i = 0; i < count && !stopping_; ++i) {
+    const std::int32_t page = page_at(i);
+    State state = State::kNone;
     if (promised == 0 && returned) {
-      promised = memory_.lease(head - grow_tail_, stopping_);
+      promised = memory_.lease(count - i, stopping_);
       returned = false;
     }
-    if (wants(page) && promised > 0) {
+    if (!wants(page)) {
+      state = State::kQuarantined;
+    } else if (promised > 0) {
       --promised;
-      owned = create_page(page);
-      returned = owned && memory_.own_bytes() < page_bytes();
-      if (!owned) {  // the next would most likely fail too
+      state = create_page(page, as);
+      returned = state == as && memory_.own_bytes() < page_bytes();
+      if (state != as) {  // the next would most likely fail too
         memory_.unlease(promised);
         promised = 0;
       }
     }
-    if (!owned) {
+    if (state != as) {
       std::lock_guard lock(mutex_);
       ++counters_.refused;
     }
-    segment_->resolve(rank_, grow_tail_, owned ? Result::kOwned : Result::kRefused);
+    tell(i, state);
   }
   memory_.unlease(promised);
-  return true;
+}
+
+void Rank::take_pages(const Order& order, Outcome& outcome) {
+  acquire(
+      static_cast<std::uint32_t>(order.pages.size()), State::kPrepared,
+      [&](std::uint32_t i) { return order.pages[i]; },
+      [&](std::uint32_t i, State state) {
+        if (state == State::kPrepared) outcome.held.push_back(order.pages[i]);
+        if (state == State::kQuarantined) outcome.lost.push_back(order.pages[i]);
+      });
 }
 
 bool Rank::wants(std::int32_t page) {
@@ -94,21 +118,22 @@ bool Rank::wants(std::int32_t page) {
                          " owns it already: a page grows again only after it was released");
 }
 
-bool Rank::create_page(std::int32_t page) {
+Rank::State Rank::create_page(std::int32_t page, State as) {
   try {
     memory_.create(page);
   } catch (const vmm::DriverError&) {
-    if (memory_.holds(page)) settle(page, State::kQuarantined);
+    const State left = memory_.holds(page) ? State::kQuarantined : State::kNone;
+    if (left != State::kNone) settle(page, left);
     memory_.check_alive();
-    return false;
+    return left;
   }
   {
     std::lock_guard lock(mutex_);
     ++counters_.created;
-    to_map_.push_back(page);
+    if (as == State::kOwned) to_map_.push_back(page);
   }
-  settle(page, State::kOwned);
-  return true;
+  settle(page, as);
+  return as;
 }
 
 std::vector<std::int32_t> Rank::take_to_map() {
@@ -186,6 +211,7 @@ Rank::Turn Rank::serve_retirement(bool in_haste) {
     to_retire_.pop_front();
     threading_->changed.notify_all();
   }
+  orders_.tell({Outcome::Kind::kFenced, epoch, {}, {}});
   segment_->ring_scheduler();
   return Turn::kWorked;
 }
@@ -200,6 +226,10 @@ void Rank::release_page(std::int32_t page, std::uint64_t epoch) {
     if (pages_[page].state == State::kNone) return;
     pages_[page].state = State::kReleasing;
   }
+  let_go(page, epoch);
+}
+
+bool Rank::let_go(std::int32_t page, std::uint64_t epoch) {
   const bool gone = memory_.release(page);
   pace_.spend(memory_.own_bytes());
   if (gone) {
@@ -208,6 +238,7 @@ void Rank::release_page(std::int32_t page, std::uint64_t epoch) {
   }
   settle(page, gone ? State::kNone : State::kQuarantined, epoch);
   if (!gone) memory_.check_alive();
+  return gone;
 }
 
 }  // namespace kvcached::budget

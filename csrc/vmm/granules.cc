@@ -122,12 +122,37 @@ void Granules::map(std::size_t page) {
   }
 }
 
-void Granules::let_go(const Span& span, Memory& memory) {
-  if (memory.place == Place::kMapped) {
-    arena_->unmap(span.offset);
-    memory.place = Place::kHeld;
-    mapped_ -= span.size;
+void Granules::untie(const Span& span, Memory& memory) {
+  if (memory.place != Place::kMapped) return;
+  arena_->unmap(span.offset);
+  memory.place = Place::kHeld;
+  mapped_ -= span.size;
+}
+
+bool Granules::unmap(std::size_t page) {
+  check_page(page);
+  const Spans spans = spans_.of(page);
+  Page& mine = pages_[page];
+  bool all = true;
+  for (std::size_t i = 0; i < spans.count; ++i) {
+    if ((mine.held & bit(i)) == 0) continue;
+    Memory& memory = memory_at(spans.at[i]);
+    if (memory.pages > 1) {
+      mine.stale |= bit(i);
+      continue;
+    }
+    try {
+      untie(spans.at[i], memory);
+    } catch (const DriverError&) {
+      mine.stale |= bit(i);
+      all = false;
+    }
   }
+  return all;
+}
+
+void Granules::let_go(const Span& span, Memory& memory) {
+  untie(span, memory);
   arena_->driver().release(memory.handle);
   created_ -= span.size;
   forget(span);

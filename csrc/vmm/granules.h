@@ -13,11 +13,10 @@
 // unmapped nor mapped again. What is inaccessible is every granule that no mapped page touches; the
 // bytes of a page that is not held are accessible in a granule that a mapped neighbour shares.
 //
-// Threads: create(), release() and close() belong to one thread at a time. map() may run beside
-// them and beside itself, but not two calls on one page. Two that share a span: one waits, at most
-// half a minute, for the other's driver call.
-// Lifetime: memory that is created and not mapped goes only by release() and close(), or with the
-// driver.
+// Threads: create(), unmap(), release() and close() belong to one thread at a time. map() may run
+// beside them and beside itself, but not two calls on one page. Two that share a span: one waits,
+// at most half a minute, for the other's driver call. Lifetime: memory that is created and not
+// mapped goes only by release() and close(), or with the driver.
 #pragma once
 
 #include <atomic>
@@ -56,6 +55,9 @@ class Granules {
   // it can never be mapped.
   void map(std::size_t page);
   void finish() { arena_->driver().finish(); }  // see there
+  // Unmaps what no other page holds and keeps the memory: map() makes the page's bytes read as zero
+  // again. Goes on after driver errors; false if what only this page holds is mapped still.
+  bool unmap(std::size_t page);
   // Gives back what no other page holds, going on after driver errors; false if the page still
   // holds anything. Such a page may be released again.
   bool release(std::size_t page);
@@ -87,6 +89,7 @@ class Granules {
   void forget(const Span& span);
   void hold(std::size_t page, std::size_t index, const Span& span);
   void tie(std::size_t page, const Span& span);
+  void untie(const Span& span, Memory& memory);
   void let_go(const Span& span, Memory& memory);
   void drop_gone(std::size_t page);
 

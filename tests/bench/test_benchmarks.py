@@ -15,7 +15,7 @@ FILES = sorted(path.name for path in BENCHMARKS.glob("bench_*.py"))
 
 
 def test_there_are_benchmarks() -> None:
-    assert FILES == ["bench_hooks.py", "bench_ledger.py", "bench_queue.py"]
+    assert FILES == ["bench_hooks.py", "bench_ledger.py", "bench_queue.py", "bench_transactions.py"]
 
 
 @pytest.mark.engine
@@ -29,4 +29,4 @@ def test_each_benchmark_runs_once() -> None:
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     summary = ended.stdout.strip().splitlines()[-1]
-    assert re.fullmatch(r"39 passed.*", summary), summary
+    assert re.fullmatch(r"43 passed.*", summary), summary
