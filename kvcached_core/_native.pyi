@@ -229,6 +229,8 @@ class Ledger:
         """Owned and empty -> retiring, highest ids first."""
     def released(self, pages: Iterable[int]) -> None:
         """Retiring -> virtual."""
+    def kept(self, pages: Iterable[int]) -> None:
+        """Retiring -> owned: a rank could not give it back."""
     def quarantine(self, pages: Iterable[int]) -> None:
         """Preparing or retiring -> quarantined, for good."""
     def victims_for_pages(self, n_pages: int) -> list[int]:

@@ -104,6 +104,8 @@ void bind_pages(py::class_<Ledger>& c) {
           "retire_empty", [](Ledger& l, std::int64_t n) { return numbers(l.retire_empty(n)); },
           py::arg("max_pages"))
       .def(
+          "kept", [](Ledger& l, O pages) { l.kept(ids_of_numbers(pages)); }, py::arg("pages"))
+      .def(
           "released", [](Ledger& l, O pages) { l.released(ids_of_numbers(pages)); },
           py::arg("pages"))
       .def(

@@ -122,8 +122,8 @@ class Budget : public std::enable_shared_from_this<Budget> {
   virtual Bytes created() const = 0;
   // Advice: bytes that lease() would grant now to this row. No lock, no system call.
   virtual Bytes available(int row, const Sample& sample) const = 0;
-  // Advice: as available(), plus what the others hold above their floors and say they could give
-  // back at once (`idle`). No lock, no system call.
+  // Advice: as available(), plus what other instances hold above their floors and say they could
+  // give back at once (`idle`). No lock, no system call.
   virtual Bytes reachable(int row, const Sample& sample) const = 0;
 
   // What this row lacks; wakes the others. 0 withdraws. Written by the row's owner only.
@@ -131,15 +131,15 @@ class Budget : public std::enable_shared_from_this<Budget> {
   // Bytes in pages of this row that no request uses (empty or merely cached). Display and advice;
   // more of them while somebody wants memory is an event.
   virtual void set_idle(int row, Bytes bytes) = 0;
-  // How much of its lease this row should give back for the others' sake: the live others' wants
-  // less what is grantable to them now, shared among holders by idle bytes above their floors over
-  // weight; never more than those idle bytes. Where others than members use the device, pass what
-  // its driver calls free, or their use is not seen. `own_idle` is this row's idle bytes where the
-  // caller knows better than the record, which is told later. No lock.
+  // How much of its lease this row should give back for other instances' sake: their live rows'
+  // wants less what is grantable to them now, shared among holders by idle bytes above their floors
+  // over weight; never more than those idle bytes. Where others than members use the device, pass
+  // what its driver calls free, or their use is not seen. `own_idle` is this row's idle bytes where
+  // the caller knows better than the record, which is told later. No lock.
   virtual Bytes reclaim_target(int row, const Sample& sample = {},
                                Bytes own_idle = kNotSampled) const = 0;
-  // Advice: bytes that this row's requests may use, all in all, while another row wants memory: its
-  // part by weight, see fair_share.h. Its limit while nobody else wants any. No lock.
+  // Advice: bytes that this row's requests may use, all in all, while another instance wants
+  // memory: its part by weight, see fair_share.h. Its limit while none wants any. No lock.
   virtual Bytes fair_share(int row, const Sample& sample = {}) const = 0;
   // Whether a row of another instance than this row's wants memory. No lock.
   virtual bool others_want(int row) const = 0;

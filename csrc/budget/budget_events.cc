@@ -49,20 +49,40 @@ Bytes SharedBudget::reclaim_target(int row, const Sample& sample, Bytes own_idle
   for (int i = 0; i < all.count; ++i) {
     Holding& holding = all.holdings[i];
     if (holding.row == row && own_idle != kNotSampled) holding.idle = own_idle;
-    // Nobody gives anything back for the dead.
-    if (holding.want != 0 && !file_.locks().alive(holding.row)) holding.want = 0;
+    if (holding.want == 0) continue;
+    // Nobody gives anything back for the dead, nor an instance for a rank of its own.
+    const bool sibling = holding.row != row && same_instance(row, holding.row);
+    if (sibling || !file_.locks().alive(holding.row)) holding.want = 0;
   }
   return budget::reclaim_target(all, row, sample);
 }
 
+// What the instance's other ranks could give is in pages that it has.
+Bytes SharedBudget::reachable(int row, const Sample& sample) const {
+  Snapshot all = snapshot(record());
+  for (int i = 0; i < all.count; ++i) {
+    Holding& holding = all.holdings[i];
+    if (holding.idle != 0 && same_instance(row, holding.row)) holding.idle = 0;
+  }
+  return budget::reachable(all, row, sample);
+}
+
+Bytes SharedBudget::fair_share(int row, const Sample& sample) const {
+  const Snapshot all = snapshot(record());
+  return others_want(row) ? budget::fair_share(all, row, sample) : all.of(row).limit;
+}
+
+bool SharedBudget::same_instance(int row, int other) const {
+  const Row &mine = record().rows[row], &theirs = record().rows[other];
+  return std::equal(std::begin(theirs.name), std::end(theirs.name), std::begin(mine.name),
+                    [](const Word& a, const Word& b) { return a.load() == b.load(); });
+}
+
 bool SharedBudget::others_want(int row) const {
-  const Row& mine = record().rows[row];
-  for (const Row& other : record().rows) {
-    if (other.want.load() == 0 || other.taken.load() == 0) continue;
-    const bool same =
-        std::equal(std::begin(other.name), std::end(other.name), std::begin(mine.name),
-                   [](const Word& a, const Word& b) { return a.load() == b.load(); });
-    if (!same) return true;
+  for (int other = 0; other < kRows; ++other) {
+    const Row& theirs = record().rows[other];
+    if (theirs.want.load() == 0 || theirs.taken.load() == 0) continue;
+    if (!same_instance(row, other)) return true;
   }
   return false;
 }

@@ -64,18 +64,15 @@ class SharedBudget final : public Budget {
   Bytes available(int row, const Sample& sample) const override {
     return grantable(snapshot(record()), row, sample);
   }
-  Bytes fair_share(int row, const Sample& sample) const override {
-    return budget::fair_share(snapshot(record()), row, sample);
-  }
-  Bytes reachable(int row, const Sample& sample) const override {
-    return budget::reachable(snapshot(record()), row, sample);
-  }
+  Bytes fair_share(int row, const Sample& sample) const override;
+  Bytes reachable(int row, const Sample& sample) const override;
   Bytes reclaim_target(int row, const Sample& sample, Bytes own_idle) const override;
   bool others_want(int row) const override;
 
  private:
   Record& record() const { return file_.record(); }
   Row& own(int row) const;
+  bool same_instance(int row, int other) const;
   void check_process() const;
   void check_terms(const std::string& who, Bytes limit, Bytes floor) const;
   std::string guarantees(const Snapshot& all, Bytes floor) const;

@@ -79,6 +79,7 @@ class Ledger {
   // owned and empty -> retiring, highest ids first, so that the pool compacts downwards.
   Ids retire_empty(std::int64_t max_pages);
   void released(const Ids& pages);    // retiring -> virtual
+  void kept(const Ids& pages);        // retiring -> owned: a rank could not give it back
   void quarantine(const Ids& pages);  // preparing or retiring -> quarantined
   // The cached blocks to evict so that up to n_pages more pages become empty, page by page: the
   // page with the fewest cached blocks first, then the one whose latest cached block is the least

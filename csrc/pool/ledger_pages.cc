@@ -43,6 +43,10 @@ void Ledger::released(const Ids& pages) {
   move_pages("released", pages, {PageState::kRetiring}, PageState::kVirtual);
 }
 
+void Ledger::kept(const Ids& pages) {
+  move_pages("kept", pages, {PageState::kRetiring}, PageState::kOwned);
+}
+
 void Ledger::quarantine(const Ids& pages) {
   move_pages("quarantine", pages, {PageState::kPreparing, PageState::kRetiring},
              PageState::kQuarantined);

@@ -14,7 +14,7 @@ from kvcached_core._native import (
     read_segment,
 )
 
-from .instance import create_segment, open_device_budget, remove_segment
+from .instance import create_segment, open_device_budget, remove_segment, sockets_folder
 from .record import default_directory, host_capacity, open_host_budget, open_record
 
 __all__ = [
@@ -33,4 +33,5 @@ __all__ = [
     "open_record",
     "read_segment",
     "remove_segment",
+    "sockets_folder",
 ]

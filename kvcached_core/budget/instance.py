@@ -12,6 +12,7 @@ import atexit
 import fcntl
 import os
 import re
+import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ _FOLDER_DEADLINE_S = 10.0
 _FOLDER_POLL_S = 0.01
 # Segments of the dead that a directory keeps: a few hundred KiB each.
 KEPT = 8
-_SUFFIX = ".segment"
+_SUFFIX, _SOCKETS = ".segment", ".sockets"
 _BURIAL = re.compile(r"\.\d{19}" + re.escape(_SUFFIX) + "$")
 _BURIED = len(f".{0:019}{_SUFFIX}")  # what burial adds to a name: its time in ns, fixed width
 
@@ -51,6 +52,7 @@ def create_segment(directory: Path, instance: str, num_pages: int, num_ranks: in
                 f"an engine named {instance!r} runs already{_holder(path)} ({path} is locked); "
                 "stop it, or give this one another name, or none for a unique one"
             )
+        shutil.rmtree(sockets_folder(path), ignore_errors=True)  # of a dead one of that name
         _create(path, num_pages, num_ranks)
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -77,6 +79,7 @@ def remove_segment(path: Path) -> None:
     descriptor = _locks.pop(str(path), None)
     if descriptor is None:
         return
+    shutil.rmtree(sockets_folder(path), ignore_errors=True)
     try:
         if _failed(path):
             _keep(path, kept_folder(path.parent.parent))
@@ -84,6 +87,11 @@ def remove_segment(path: Path) -> None:
             path.unlink(missing_ok=True)
     finally:
         os.close(descriptor)
+
+
+def sockets_folder(segment: Path) -> Path:
+    """Where the ranks of the engine with this segment listen, if there are several."""
+    return segment.with_suffix(_SOCKETS)
 
 
 def running_folder(directory: Path) -> Path:
@@ -120,6 +128,7 @@ def bury_dead_segments(directory: Path) -> int:
             if not stat.S_ISREG(path.lstat().st_mode) or is_locked(path):
                 continue  # lives, or is nothing of ours
             if path.suffix == _SUFFIX:
+                shutil.rmtree(sockets_folder(path), ignore_errors=True)
                 _keep(path, kept)
             else:
                 path.unlink()

@@ -21,6 +21,19 @@ from kvcached_core.vmm import HOST_GRANULARITY
 
 
 @dataclass(frozen=True)
+class Share:
+    """What one rank pays for pages. Bytes."""
+
+    device: str
+    page_bytes: int
+    """Of memory that one page needs at most."""
+    own_bytes: int
+    """That belong to one page."""
+    floor: int
+    limit: int
+
+
+@dataclass(frozen=True)
 class StoragePlan:
     """What the engine core planned for one worker; travels with its KVCacheConfig. Bytes."""
 
@@ -40,6 +53,22 @@ class StoragePlan:
     limit: int
     granularity: int = HOST_GRANULARITY
     """Of the driver behind the tensors."""
+    start: str = ""
+    """Unique for each start of an engine whose ranks agree by transactions; none where one rank
+    answers for itself."""
+    shares: tuple[Share, ...] = ()
+    """Of all ranks; none where they are alike."""
+
+    @property
+    def share(self) -> Share:
+        """This rank's."""
+        own = sum(self.extent_bytes)
+        return Share(self.device, self.page_bytes, own, self.floor, self.limit)
+
+    @property
+    def all_shares(self) -> tuple[Share, ...]:
+        """By rank."""
+        return self.shares or (self.share,) * self.num_ranks
 
     @property
     def num_pages(self) -> int:

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Literal
 
-from kvcached_core.budget import Segment, open_device_budget, remove_segment
+from kvcached_core.budget import Budget, Segment, open_device_budget, remove_segment
+from kvcached_core.instance.agreement import Changes, make_agreement
 from kvcached_core.instance.plan import StoragePlan
 from kvcached_core.instance.waits import Deadline
 from kvcached_core.pool import GrowthPolicy, Ledger
+
+_Question = Literal["available", "reachable", "fair_share"]
 
 # An engine in which nothing can run looks again at least this often.
 _STARVED_MS = 10
@@ -30,15 +34,18 @@ class Supply:
         self._log = log
         self._ledger = ledger
         self._policy = GrowthPolicy(plan.settings.reserve_pages)
-        self._page_bytes = plan.page_bytes  # at most
-        self._own_bytes = sum(plan.extent_bytes)  # on average, where pages share granules
-        self._floor_pages = -(-plan.floor // plan.page_bytes)
+        self._shares = plan.all_shares
+        self._floor_pages = max(-(-share.floor // share.page_bytes) for share in self._shares)
         self.segment = Segment.open(str(plan.segment))
         self._rows = [self._row_of(rank) for rank in range(plan.num_ranks)]
         self.budget = open_device_budget(plan.budget_dir, plan.device)
+        """Of the first rank's device, which waits watch."""
+        self._others = self._open_others()
+        self.agreement = make_agreement(plan, self.segment)
         self._epoch = 0
-        self._retiring: list[tuple[int, list[int], list[int]]] = []
+        self._retiring = 0  # pages
         self._aborting: list[int] = []
+        self._aborted: set[int] = set()  # of those that retire: asked for, not owned by all
         self._most_pages: int | None = None  # of this pass
         self._wish = 0  # as published
         self._idle_pages = 0  # as published
@@ -51,6 +58,7 @@ class Supply:
         return self._rows[0]
 
     def close(self) -> None:
+        self.agreement.close()
         remove_segment(self._plan.segment)
 
     # --- what could be had ---
@@ -61,29 +69,29 @@ class Supply:
         # On the path of every request in every pass: as few calls as can be.
         if anew or self._most_pages is None:
             self._most_pages = self._look_up_most_pages()
-        return self._ledger.obtainable(self._most_pages, self.segment.outstanding())
+        return self._ledger.obtainable(self._most_pages, self.agreement.outstanding())
 
     def _look_up_most_pages(self) -> int:
-        coming = self.segment.outstanding()
+        coming = self.agreement.outstanding()
         return self._reachable_pages() + coming + self._ledger.pages("owned")
 
     def needs_neighbours(self, short_pages: int) -> bool:
         """Whether so many more pages are to be had only if a neighbour gives some up."""
-        return short_pages > self.segment.outstanding() + self._free_pages()
+        return short_pages > self.agreement.outstanding() + self._free_pages()
 
     def is_beyond_share(self, num_blocks: int) -> bool:
         """Whether others lack memory of which this engine's requests, with so many blocks more,
         would use more than its share. What pages use is reckoned with what belongs to them, so
         that all of a limit is within the share of an engine whose neighbours lack nothing."""
         ledger, per_page = self._ledger, self._plan.blocks_per_page
-        share = self._least(self.budget.fair_share)
         room = ledger.used_pages() * per_page - 1 - ledger.num_used()
         pages = ledger.used_pages() + max(0, -((room - num_blocks) // per_page))
-        return pages * self._own_bytes > share
+        shares = zip(self._shares, self._answers("fair_share"), strict=True)
+        return any(pages * share.own_bytes > fair for share, fair in shares)
 
     def _free_pages(self) -> int:
         """Pages that the budget would grant now."""
-        return self._least(self.budget.available) // self._page_bytes
+        return self._least_pages("available")
 
     def _spare_pages(self) -> int:
         """Pages that can be had without taking what a neighbour has or waits for."""
@@ -101,7 +109,7 @@ class Supply:
         """Asks for what is short and for the reserve: for `due_pages` of it in any case, for the
         rest as far as nobody else needs the memory."""
         ledger = self._ledger
-        coming = self.segment.outstanding()
+        coming = self.agreement.outstanding()
         wanted = self._policy.pages_to_grow(ledger.empty_pages(), coming, short_pages)
         wanted = min(wanted, ledger.pages("virtual"))
         needed = 0 if self._is_refused() else max(0, due_pages - coming)
@@ -109,49 +117,47 @@ class Supply:
             wanted = max(needed, min(wanted, self._spare_pages()))
         pages = ledger.plan_growth(wanted)
         if pages:
-            self.segment.request(pages)
+            self.agreement.request(pages)
 
     def reserve_wish(self) -> int:
         """Pages that the reserve lacks and only a neighbour can give: asked for ahead, so that a
         request finds them. What could be had by evicting prefixes here lacks nothing."""
-        missing = self._policy.mark - self.unused_pages() - self.segment.outstanding()
+        missing = self._policy.mark - self.unused_pages() - self.agreement.outstanding()
         if missing <= 0:
             return 0
         return max(0, min(missing, self._reachable_pages() - self._free_pages()))
 
     def is_growing(self) -> bool:
         """Whether a rank has yet to answer."""
-        return self.segment.outstanding() > 0
+        return self.agreement.outstanding() > 0
 
     def settle(self) -> None:
         """Takes in what the ranks have done since the last look."""
-        if self.segment.outstanding():
-            owned, refused, partial = self.segment.poll()
-            self._ledger.grown(owned)
-            self._ledger.growth_failed(refused)
-            self._aborting += partial
-            if refused or partial:
-                self._refused_at = self.budget.event()
-                self._most_pages = None
-        if self._retiring:
-            self._settle_released()
-        if failure := self.segment.failure():
+        if self.agreement.outstanding() or self._retiring:
+            self._take_in(self.agreement.poll())
+        if failure := self.agreement.failure():
             raise RuntimeError(f"KV storage of engine {self._plan.instance} failed: {failure}")
 
-    def _settle_released(self) -> None:
-        released = self.segment.released_epoch()
-        while self._retiring and self._retiring[0][0] <= released:
-            epoch, pages, aborted = self._retiring.pop(0)
-            lost = [p for p in (*pages, *aborted) if self.segment.is_quarantined(p)]
-            if lost:
-                self._log.error("KV storage: %d pages lost to a driver error", len(lost))
-                self._ledger.quarantine(lost)
-            gone = [p for p in pages if p not in lost]
-            failed = [p for p in aborted if p not in lost]
-            self._ledger.released(gone)
-            self._ledger.growth_failed(failed)
-            self.segment.record(lost, "retiring", "quarantined", epoch)
-            self.segment.record(gone + failed, "retiring", "virtual", epoch)
+    def _take_in(self, changes: Changes) -> None:
+        ledger, record = self._ledger, self.segment.record
+        ledger.grown(changes.owned)
+        ledger.growth_failed(changes.refused)
+        self._aborting += changes.partial
+        if changes.refused or changes.partial:
+            self._refused_at = self.budget.event()
+            self._most_pages = None
+        if changes.lost:
+            self._log.error("KV storage: %d pages lost to a driver error", len(changes.lost))
+            ledger.quarantine(changes.lost)
+            record(changes.lost, "retiring", "quarantined", changes.epoch)
+        failed = [page for page in changes.released if page in self._aborted]
+        ledger.growth_failed(failed)
+        ledger.released([page for page in changes.released if page not in self._aborted])
+        ledger.kept(changes.kept)
+        record(changes.released, "retiring", "virtual", changes.epoch)
+        record(changes.kept, "retiring", "owned", changes.epoch)
+        self._aborted.difference_update(changes.released, changes.lost)
+        self._retiring -= changes.retired
 
     # --- bounded waits ---
 
@@ -160,12 +166,12 @@ class Supply:
         `reserve_wait_ms` if no deadline is given."""
         deadline = deadline or Deadline(self._plan.settings.reserve_wait_ms)
         while True:
-            seen = self.segment.progress()
+            seen = self.agreement.progress()
             self.settle()
             short, left = pages_short(), deadline.left_ms()
-            if not short or not left or not self.segment.outstanding():
+            if not short or not left or not self.agreement.outstanding():
                 return short
-            self.segment.wait_progress(seen, left)
+            self.agreement.wait_progress(seen, left)
 
     def await_reclaim(self, pages_short: Callable[[], int], wish: int) -> int:
         """Waits for neighbours to give up what none of their requests uses, since without it a
@@ -188,7 +194,7 @@ class Supply:
 
     def await_anything(self) -> None:
         """Nothing can run for want of memory: a short sleep that any change in the record ends."""
-        if not self.segment.outstanding():
+        if not self.agreement.outstanding():
             self.budget.wait_event(self.budget.event(), _STARVED_MS)
 
     # --- giving back ---
@@ -206,7 +212,7 @@ class Supply:
     def rest_from_growth(self) -> None:
         """Takes in what is on its way, if it comes soon, rather than be woken for it."""
         if self.is_growing():
-            self.await_growth(self.segment.outstanding)
+            self.await_growth(self.agreement.outstanding)
 
     def unused_pages(self) -> int:
         """Owned pages that no request uses."""
@@ -216,25 +222,23 @@ class Supply:
         """Empty pages beyond the reserve."""
         ledger = self._ledger
         return self._policy.pages_to_retire(
-            ledger.empty_pages(), self.segment.outstanding(), idle=ledger.num_used() == 0
+            ledger.empty_pages(), self.agreement.outstanding(), idle=ledger.num_used() == 0
         )
 
     def pages_for_neighbours(self) -> int:
         """Unused pages above the floor that a neighbour waits for and that are not on their way."""
         unused = self.unused_pages()
-        idle = unused * self._own_bytes
-        target = self.budget.reclaim_target(self.row, *self.segment.sample(0), idle)
-        if not target:
+        asked = self._asked_pages(unused)
+        if not asked:
             return 0
-        # Whole pages cover the target: a neighbour's pages may be smaller than ours.
-        missing = -(-target // self._own_bytes) - self._ledger.pages("retiring")
+        missing = asked - self._ledger.pages("retiring")
         above_floor = self._ledger.pages("owned") - self._floor_pages
         return max(0, min(missing, unused, above_floor))
 
     def is_asked(self) -> bool:
         """Whether by the record a neighbour waits for what this engine could give. From any
         thread."""
-        return self.budget.reclaim_target(self.row, *self.segment.sample(0)) > 0
+        return self._asked_pages() > 0
 
     def has_aborted(self) -> bool:
         """Whether some rank owns pages that others could not get: the next update retires them."""
@@ -246,14 +250,16 @@ class Supply:
         self._epoch += 1
         aborted, self._aborting = self._aborting, []
         if pages or aborted:
-            self._retiring.append((self._epoch, list(pages), aborted))
+            self._aborted.update(aborted)
+            self._retiring += len(pages) + len(aborted)
+            self.agreement.retire([*pages, *aborted], self._epoch)
             self.segment.record(pages, "owned", "retiring", self._epoch)
             self.segment.record(aborted, "preparing", "retiring", self._epoch)
         return self._epoch, [*pages, *aborted]
 
     def finish_growth(self) -> None:
         """Waits until the ranks have answered; RuntimeError if they do not in time."""
-        if self.await_growth(self.segment.outstanding, Deadline(_SUSPEND_MS)):
+        if self.await_growth(self.agreement.outstanding, Deadline(_SUSPEND_MS)):
             raise RuntimeError(
                 f"KV storage of engine {self._plan.instance}: its ranks did not answer within "
                 f"{_SUSPEND_MS} ms, so it cannot sleep"
@@ -283,19 +289,52 @@ class Supply:
 
     # --- inside ---
 
+    def _asked_pages(self, unused: int | None = None) -> int:
+        """Pages that cover what neighbours want of any rank: theirs may be smaller than ours. By
+        what the record says is idle, or if `unused` pages are."""
+        most = 0
+        for rank, share in enumerate(self._shares):
+            idle = () if unused is None else (unused * share.own_bytes,)
+            sample = self.segment.sample(rank)
+            target = self._budget_of(rank).reclaim_target(self._rows[rank], *sample, *idle)
+            most = max(most, -(-target // share.own_bytes))
+        return most
+
     def _pages_below_limit(self) -> int:
-        infos = [self.segment.rank_info(rank) for rank in range(len(self._rows))]
-        created = max(int(info["created_bytes"]) for info in infos)
-        return max(0, self._plan.limit - created) // self._page_bytes
+        return min(
+            max(0, share.limit - int(self.segment.rank_info(rank)["created_bytes"]))
+            // share.page_bytes
+            for rank, share in enumerate(self._shares)
+        )
 
     def _reachable_pages(self) -> int:
-        return self._least(self.budget.reachable) // self._page_bytes
+        return self._least_pages("reachable")
 
-    def _least(self, answer: Callable[[int, int, int], int]) -> int:
-        """The least over all ranks of what the budget answers to a rank's row and its last look at
-        its device: the scheduler half itself calls no driver."""
-        sample = self.segment.sample
-        return min([answer(row, *sample(rank)) for rank, row in enumerate(self._rows)])
+    def _answers(self, question: _Question) -> list[int]:
+        """What the budgets answer to each rank's row and its last look at its device: the scheduler
+        half itself calls no driver."""
+        return [
+            getattr(self._budget_of(rank), question)(row, *self.segment.sample(rank))
+            for rank, row in enumerate(self._rows)
+        ]
+
+    def _least_pages(self, question: _Question) -> int:
+        """Pages that every rank can pay for; ranks of one device pay from one purse."""
+        answers = self._answers(question)
+        pages, purses = [], dict[str, tuple[int, int]]()
+        for share, answer in zip(self._shares, answers, strict=True):
+            pages.append(answer // share.page_bytes)
+            most, price = purses.get(share.device, (0, 0))
+            purses[share.device] = (max(most, answer), price + share.page_bytes)
+        return min(*pages, *(most // price for most, price in purses.values()))
+
+    def _budget_of(self, rank: int) -> Budget:
+        device = self._shares[rank].device
+        return self.budget if device == self._plan.device else self._others[device]
+
+    def _open_others(self) -> dict[str, Budget]:
+        devices = {share.device for share in self._shares} - {self._plan.device}
+        return {device: open_device_budget(self._plan.budget_dir, device) for device in devices}
 
     def _row_of(self, rank: int) -> int:
         info = self.segment.rank_info(rank)

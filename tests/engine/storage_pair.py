@@ -26,10 +26,19 @@ from vllm.v1.core.kv_cache_utils import (
 from vllm.v1.kv_storage import KVStorageUpdate
 from vllm.v1.request import Request
 
-from kvcached_core.budget import Budget, Rank, Segment, create_segment, open_host_budget
+from kvcached_core.budget import (
+    Budget,
+    Rank,
+    Segment,
+    create_segment,
+    open_host_budget,
+    sockets_folder,
+)
 from kvcached_core.config import parse_settings
 from kvcached_core.engines.vllm.block_storage import KvcachedBlockStorage
+from kvcached_core.instance.agreement import SegmentAgreement
 from kvcached_core.instance.plan import StoragePlan
+from kvcached_core.txn.transport import Hello, RankServer
 from kvcached_core.vmm import HOST_GRANULARITY, Arena, FaultyDriver, HostDriver
 
 BLOCK_TOKENS = 2
@@ -88,6 +97,7 @@ class Pair:
         num_ranks: int = 1,
         events: bool = False,
         caching: bool = True,
+        transacted: bool = False,
         **settings: Any,
     ) -> None:
         given = {"reserve_pages": 0, "reserve_wait_ms": 1000, "reclaim_wait_ms": 0, **settings}
@@ -107,6 +117,7 @@ class Pair:
             block_bytes=(BLOCK_BYTES,),
             floor=floor_pages * PAGE,
             limit=parsed.limit or pages * PAGE,
+            start="a-start" if transacted else "",
         )
         self.drivers = [FaultyDriver(HostDriver()) for _ in range(num_ranks)]
         self.arenas = [Arena.reserve(driver, num_pages * PAGE) for driver in self.drivers]
@@ -115,6 +126,12 @@ class Pair:
             for rank in range(num_ranks)
         ]
         self.ranks = [self._start(rank) for rank in range(num_ranks)]
+        folder = sockets_folder(self.plan.segment)
+        self.servers = [
+            RankServer(folder, Hello(name, self.plan.start, number), rank)
+            for number, rank in enumerate(self.ranks)
+            if transacted
+        ]
         self.row, self.driver = self.rows[0], self.drivers[0]
         self.arena, self.rank = self.arenas[0], self.ranks[0]
         self.storage = KvcachedBlockStorage(self.plan)
@@ -149,8 +166,11 @@ class Pair:
         return counting.calls
 
     def count_segment_calls(self) -> dict[str, int]:
-        counting = Counting(self.storage.supply.segment)
-        self.storage.supply.segment = counting  # type: ignore[assignment]
+        supply = self.storage.supply
+        counting = Counting(supply.segment)
+        supply.segment = counting  # type: ignore[assignment]
+        assert isinstance(supply.agreement, SegmentAgreement)
+        supply.agreement.segment = counting  # type: ignore[assignment]
         return counting.calls
 
     # --- the scheduler's part ---
@@ -208,7 +228,7 @@ class Pair:
             for rank in self.ranks:
                 rank.make_ready(update.map)
                 if update.retire:
-                    rank.retire(update.retire, update.epoch)
+                    rank.retire(() if self.servers else update.retire, update.epoch)
             self.mapped |= set(update.map)
             self.mapped -= set(update.retire)
         used = self.ledger.pages_of([b.block_id for r in self.requests.values() for b in r])
@@ -247,13 +267,11 @@ class Pair:
 
     def settle(self) -> None:
         """Waits until the rank has answered and released everything it was told."""
-        segment = self.storage.supply.segment
-        expected = self.storage.supply._retiring[-1][0] if self.storage.supply._retiring else 0
-        until(lambda: segment.released_epoch() >= expected, "release")
+        supply = self.storage.supply
 
         def answered() -> bool:
-            self.storage.supply.settle()
-            return segment.outstanding() == 0
+            supply.settle()
+            return supply.agreement.outstanding() == 0 and not supply._retiring
 
         until(answered, "growth")
 
@@ -291,6 +309,8 @@ class Pair:
 
     def close(self) -> None:
         self.storage.shutdown()
+        for server in self.servers:
+            server.close()
         for rank in self.ranks:
             rank.close()
 

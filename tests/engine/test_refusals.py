@@ -63,8 +63,6 @@ def clean(model: Path) -> VllmConfig:
 # Option of the message, where the rule looks, a value that asks for it.
 CHANGES: list[tuple[str, str, Any]] = [
     ("--device", "device_config.device_type", "xpu"),
-    ("--tensor-parallel-size", "parallel_config.world_size", 2),
-    ("--pipeline-parallel-size", "parallel_config.world_size", 2),
     ("--decode-context-parallel-size", "parallel_config.decode_context_parallel_size", 2),
     ("--prefill-context-parallel-size", "parallel_config.prefill_context_parallel_size", 2),
     (
@@ -114,6 +112,21 @@ def test_a_remembered_size_is_refused(clean: VllmConfig, monkeypatch: pytest.Mon
         support.check_supported(clean)
 
 
+def test_several_ranks_are_served_on_cpu_only(clean: VllmConfig) -> None:
+    two = changed(clean, "parallel_config.world_size", 2)
+    support.check_supported(two)
+    gpu = changed(two, "device_config.device_type", "cuda")
+    with pytest.raises(ValueError, match="--tensor-parallel-size, --pipeline-parallel-size: eng"):
+        support.check_supported(gpu)
+    support.check_supported(changed(gpu, "parallel_config.world_size", 1))
+
+
+def test_several_ranks_do_not_sleep(clean: VllmConfig) -> None:
+    two = changed(clean, "parallel_config.world_size", 2)
+    with pytest.raises(ValueError, match="--enable-sleep-mode: an engine of several ranks"):
+        support.check_supported(changed(two, "model_config.enable_sleep_mode", True))
+
+
 def test_another_way_to_sleep_is_refused(clean: VllmConfig) -> None:
     asleep = changed(clean, "model_config.sleep_mode_backend", "checkpoint")
     support.check_supported(asleep)  # nobody sleeps
@@ -153,7 +166,8 @@ def test_both_runners_are_served(clean: VllmConfig, monkeypatch: pytest.MonkeyPa
 
 def test_every_rule_is_tried_above() -> None:
     tried = {option for option, _, _ in CHANGES}
-    tried |= {"VLLM_ENABLE_STARTUP_PLAN", "--sleep-mode-backend"}
+    tried |= {"VLLM_ENABLE_STARTUP_PLAN", "--sleep-mode-backend", "--enable-sleep-mode"}
+    tried |= {"--tensor-parallel-size", "--pipeline-parallel-size"}
     for option, _, _ in support._RULES:
         assert set(option.split(", ")) <= tried
 
@@ -164,8 +178,6 @@ def test_every_rule_is_tried_above() -> None:
 @pytest.mark.parametrize(
     ("option", "given"),
     [
-        ("--tensor-parallel-size", {"tensor_parallel_size": 2}),
-        ("--pipeline-parallel-size", {"pipeline_parallel_size": 2}),
         ("--kv-offloading-size", {"kv_offloading_size": 1.0}),
         (
             "--kv-transfer-config",

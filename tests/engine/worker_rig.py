@@ -70,6 +70,7 @@ class Worker:
             device_config=SimpleNamespace(device_type="cpu"),
             compilation_config=SimpleNamespace(static_forward_context=Layers()),
             parallel_config=SimpleNamespace(
+                world_size=1,
                 decode_context_parallel_size=1,
                 prefill_context_parallel_size=1,
                 data_parallel_index=0,

@@ -388,6 +388,8 @@ ILLEGAL_EDGES: list[tuple[str, Callable[[Ledger], object], str]] = [
     ("grow unknown", lambda x: x.grown([4, 7]), "no page 7, pages are 0 to 6"),
     ("fail an owned", lambda x: x.growth_failed([4, 2]), "growth_failed: page 2 is owned"),
     ("fail a retiring", lambda x: x.growth_failed([4, 3]), "page 3 is retiring"),
+    ("keep an owned", lambda x: x.kept([3, 2]), "kept: page 2 is owned, must be retiring"),
+    ("keep a virtual", lambda x: x.kept([3, 6]), "page 6 is virtual"),
     ("release an owned", lambda x: x.released([3, 2]), "released: page 2 is owned, must be retir"),
     ("release the null page", lambda x: x.released([3, 0]), "page 0 is owned"),
     ("release a preparing", lambda x: x.released([3, 4]), "page 4 is preparing"),

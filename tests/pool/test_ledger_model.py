@@ -29,6 +29,7 @@ LEGAL_FROM = {
     "grown": {"preparing"},
     "growth_failed": {"preparing"},
     "released": {"retiring"},
+    "kept": {"retiring"},
     "quarantine": {"preparing", "retiring"},
 }
 SHARE = st.integers(0, 8)  # of what there is, in eighths: so that few and all are both common
@@ -171,6 +172,12 @@ class LedgerMachine(RuleBasedStateMachine):
         self.model.push(used, "free")
         self.reset_cached()
         self.retire_empty(n)
+
+    @rule(data=st.data())
+    def kept(self, data: st.DataObject) -> None:
+        pages = self.some(data, self.model.pages_in("retiring"))
+        self.ledger.kept(pages)
+        self.model.move(pages, "owned")
 
     @rule(data=st.data())
     def released(self, data: st.DataObject) -> None:

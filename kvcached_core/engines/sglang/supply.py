@@ -22,5 +22,5 @@ class SglangSupply(Supply):
     def surplus_with(self, collectable: int, *, resting: bool) -> int:
         """Spare pages beyond the reserve, if so many more were."""
         return self._policy.pages_to_retire(
-            self._ledger.empty_pages() + collectable, self.segment.outstanding(), idle=resting
+            self._ledger.empty_pages() + collectable, self.agreement.outstanding(), idle=resting
         )

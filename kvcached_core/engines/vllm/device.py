@@ -96,6 +96,12 @@ def is_served(device_type: str) -> bool:
     return device_type in _DEVICES
 
 
+def ranks_of_a_device(vllm_config: VllmConfig) -> int:
+    """Ranks of an engine that share one device: on CPU all of a machine."""
+    on_cpu = vllm_config.device_config.device_type == "cpu"
+    return int(vllm_config.parallel_config.world_size) if on_cpu else 1
+
+
 def device_of(vllm_config: VllmConfig, settings: Settings, rank: int) -> Device:
     """The device of rank `rank`, of a kind that `is_served`."""
     return _DEVICES[vllm_config.device_config.device_type](vllm_config, settings, rank)

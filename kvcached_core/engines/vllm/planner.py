@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +13,9 @@ from kvcached_core.budget import create_segment, default_directory
 from kvcached_core.config import Settings
 from kvcached_core.engines.vllm.device import device_of
 from kvcached_core.engines.vllm.geometry import Geometry
-from kvcached_core.engines.vllm.room import Room, check_room
+from kvcached_core.engines.vllm.room import Need, Room, check_room
 from kvcached_core.engines.vllm.support import check_groups
+from kvcached_core.instance.device import Device
 from kvcached_core.instance.plan import StoragePlan
 from kvcached_core.instance.room import floor_bytes
 
@@ -34,13 +37,15 @@ def make_plans(
     geometry = geometry_of(vllm_config, settings, configs)
     for rank, room in enumerate(rooms):
         check_room(geometry.need(rank), room, vllm_config.model_config.max_model_len)
+    _check_together(vllm_config, geometry, devices, rooms)
     num_blocks = configs[0].num_blocks
     # Last, since a failure after it would leave the name taken for this process's life.
     name = instance_name(vllm_config, settings)
     segment = create_segment(
         directory, name, -(-num_blocks // geometry.blocks_per_page), len(configs)
     )
-    return [
+    start = uuid.uuid4().hex if len(configs) > 1 else ""
+    plans = [
         StoragePlan(
             settings=settings,
             instance=name,
@@ -61,9 +66,31 @@ def make_plans(
             ),
             limit=rooms[rank].limit_bytes,
             granularity=geometry.granularity,
+            start=start,
         )
         for rank, tensors in enumerate(geometry.block_bytes)
     ]
+    shares = tuple(plan.share for plan in plans)
+    return [replace(plan, shares=shares) for plan in plans]
+
+
+def _check_together(
+    vllm_config: VllmConfig, geometry: Geometry, devices: list[Device], rooms: list[Room]
+) -> None:
+    """What ranks of one device need for one request is there for all of them."""
+    sharing: dict[str, list[int]] = {}
+    for rank, device in enumerate(devices):
+        sharing.setdefault(device.key, []).append(rank)
+    for ranks in (ranks for ranks in sharing.values() if len(ranks) > 1):
+        needs = [geometry.need(rank) for rank in ranks]
+        together = Need(
+            size=sum(need.size for need in needs),
+            page=sum(need.page for need in needs),
+            least_size=sum(need.least_size for need in needs),
+            least_page_size=min(need.least_page_size for need in needs),
+        )
+        room = replace(rooms[ranks[0]], limit=None, kv_cache_memory=None)  # these are a rank's
+        check_room(together, room, vllm_config.model_config.max_model_len)
 
 
 def geometry_of(

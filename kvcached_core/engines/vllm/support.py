@@ -28,8 +28,17 @@ _RULES: tuple[_Rule, ...] = (
     ),
     (
         "--tensor-parallel-size, --pipeline-parallel-size",
-        lambda c: c.parallel_config.world_size > 1,
-        "this release serves one rank an engine",
+        lambda c: c.parallel_config.world_size > 1 and c.device_config.device_type != "cpu",
+        "engines of several ranks are served on CPU only in this release",
+    ),
+    (
+        "--enable-sleep-mode",
+        lambda c: (
+            c.parallel_config.world_size > 1
+            and c.model_config is not None
+            and c.model_config.enable_sleep_mode
+        ),
+        "an engine of several ranks does not sleep in this release",
     ),
     (
         "--decode-context-parallel-size, --prefill-context-parallel-size",

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.v1.kv_storage import KVWorkerStorage
 
-from kvcached_core.budget import Budget, Grant, Rank, Segment, remove_segment
+from kvcached_core.budget import Budget, Grant, Rank, Segment, remove_segment, sockets_folder
 from kvcached_core.config import Settings, format_size
 from kvcached_core.engines.vllm.attention import check_attention
-from kvcached_core.engines.vllm.device import device_of
+from kvcached_core.engines.vllm.device import device_of, ranks_of_a_device
 from kvcached_core.engines.vllm.log import logger
 from kvcached_core.engines.vllm.planner import directory_of, geometry_of_layers, room_of
 from kvcached_core.engines.vllm.room import check_room
@@ -26,6 +26,7 @@ from kvcached_core.instance.claim import Claim
 from kvcached_core.instance.device import Device
 from kvcached_core.instance.plan import StoragePlan
 from kvcached_core.provenance.vllm import provenance
+from kvcached_core.txn.transport import Hello, RankServer
 from kvcached_core.vmm import Arena, Driver
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
         self._budget: Budget | None = None
         self._arenas: list[Arena] = []
         self._rank: Rank | None = None
+        self._server: RankServer | None = None
         self._plan: StoragePlan | None = None
         self._row: int | None = None
         self._floor = 0
@@ -74,7 +76,8 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
             given = room.kv_cache_memory
             return room.capacity if given is None else min(room.capacity, given)
         # The length is fitted to the answer: leave what whole pages and the null block add to it.
-        return max(0, room.size - geometry.page_bytes(0))
+        part = room.size // ranks_of_a_device(self._vllm_config)
+        return max(0, part - geometry.page_bytes(0))
 
     @contextmanager
     def allocation_scope(self, kv_cache_config: KVCacheConfig) -> Iterator[None]:
@@ -144,6 +147,8 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
             budget.leave(row)
             raise
         self._row = row
+        if plan.start:
+            self._server = _listen(plan, self._rank)
         self._warmup = WarmupPages(plan, self._rank)
         atexit.register(self.shutdown)
         logger.info(
@@ -204,7 +209,8 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
             return
         assert self._device is not None and self._driver is not None
         fences = [self._driver.fence(stream) for stream in self._device.streams()]
-        self._rank.retire(pages, epoch, fences)
+        # What transactions name goes by them, once this epoch's fences have passed.
+        self._rank.retire(pages if self._server is None else (), epoch, fences)
 
     def _drain(self) -> None:
         assert self._rank is not None and self._plan is not None
@@ -247,6 +253,20 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         rank, self._rank = self._rank, None
+        if self._server is not None:
+            self._server.close()
         if rank is not None:
             rank.close()
             atexit.unregister(self.shutdown)
+
+
+def _listen(plan: StoragePlan, rank: Rank) -> RankServer:
+    folder = sockets_folder(plan.segment)
+    try:
+        return RankServer(folder, Hello(plan.instance, plan.start, plan.rank), rank)
+    except OSError as error:
+        rank.close()
+        raise RuntimeError(
+            f"rank {plan.rank} of engine {plan.instance} cannot listen in {folder}: {error}; name "
+            "another budget_dir"
+        ) from None

@@ -68,7 +68,8 @@ class Transactions:
         return self._coordinator.failure
 
     def growing(self) -> int:
-        """Pages of transactions that grow and have not ended. No lock, no system call."""
+        """Pages that were to grow and of which take_ended() has not told. No lock, no system
+        call."""
         return self._growing
 
     def is_open(self) -> bool:
@@ -82,10 +83,16 @@ class Transactions:
             self._begin(Begin(kind, tuple(sorted(pages[first : first + MAX_PAGES])), epoch))
         self._wake()
 
+    def has_ended(self) -> bool:
+        """Whether take_ended() has any. No lock, no system call."""
+        return bool(self._results)
+
     def take_ended(self) -> list[tuple[Begin, Ended]]:
         """What ended since the last call, each with what was asked."""
         with self._lock:
             taken, self._results = self._results, []
+            for asked, _ in taken:
+                self._growing -= len(asked.pages) if asked.kind == "grow" else 0
         return taken
 
     def progress(self) -> int:
@@ -135,7 +142,6 @@ class Transactions:
 
     def _note(self, ended: Ended) -> None:
         asked = self._asked.pop(ended.id)
-        self._growing -= len(asked.pages) if asked.kind == "grow" else 0
         self._results.append((asked, ended))
         self._tell()
 
