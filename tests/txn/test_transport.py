@@ -223,6 +223,19 @@ def test_a_rank_that_stays_stopped_ends_the_pool_within_the_deadline(tmp_path: P
         engine.members[1].signal(signal.SIGCONT)
 
 
+def test_who_waits_is_told_when_the_thread_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(peer: socket.socket) -> bytes:
+        raise ValueError("no packets today")
+
+    with instance(tmp_path, [40]) as engine:
+        monkeypatch.setattr(sockets, "receive", fail)
+        assert engine.grow(1) == []
+        assert "transactions ended: ValueError('no packets today')" in engine.txn.failure
+        monkeypatch.undo()
+
+
 def test_a_rank_whose_driver_thread_ended_is_named(tmp_path: Path) -> None:
     with instance(tmp_path, [40, 40], terms=HASTY) as engine:
         engine.txn.begin("shrink", (5,), 1)  # which no rank owns

@@ -14,6 +14,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from kvcached_core.txn.coordinator import Coordinator, Event, Heard, Send, Terms
 from kvcached_core.txn.messages import MAX_PAGES, Begin, Ended, Failed, Kind, RankGone, Tick
 
@@ -158,8 +160,15 @@ class Transactions:
                     self._look_at(key.fileobj, key.data)
                 self._count_time()
                 self._send()
+        except Exception as error:
+            self._give_up(f"the thread of its transactions ended: {error!r}")
         finally:
             self._end()
+
+    def _give_up(self, reason: str) -> None:
+        with self._lock:
+            self._coordinator = replace(self._coordinator, open=(), failure=reason)
+            self._tell()
 
     def _end(self) -> None:
         for rank in range(len(self._peers)):
