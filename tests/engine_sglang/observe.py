@@ -13,11 +13,15 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+from engine_sglang import attention
+
 # Requests that must have come before the first one is scheduled, so that batches do not depend on
 # how fast they come.
 GATE = "KVCACHED_TEST_GATE"
 # The pass before which a page that requests read from is unmapped; 0: none.
 MUTANT = "KVCACHED_TEST_MUTANT"
+# What is added to attention, by its name in attention.py; empty: nothing.
+ATTENTION = "KVCACHED_TEST_ATTENTION"
 
 # 1: an idle scheduler that sleeps does not look once a second by itself.
 DEEP_SLEEP = "KVCACHED_TEST_DEEP_SLEEP"
@@ -29,6 +33,8 @@ def run_scheduler_process(*args: Any, **kwargs: Any) -> None:
     inside = Inside()
     inside.watch_allocators()
     inside.watch_scheduler(scheduler.Scheduler)
+    if name := os.environ[ATTENTION]:
+        attention.BY_NAME[name]()
     if step := int(os.environ[MUTANT]):
         unmap_before(step, scheduler.Scheduler)
     if os.environ.get(DEEP_SLEEP) == "1":
@@ -105,7 +111,7 @@ class Inside:
         if backend is None:  # static: compared with upstream's
             self.slots += [slot for taken in self._taken for slot in taken.tolist()]
         self._taken.clear()
-        buffers = [*pool.k_buffer, *pool.v_buffer]
+        buffers = _tensors(pool)
         return {
             "slots": self.slots,
             "parked": self.parked,
@@ -115,7 +121,7 @@ class Inside:
             "tree": _name_of(scheduler.tree_cache),
             "tensors": [[list(t.shape), list(t.stride()), str(t.dtype)] for t in buffers],
             "offsets": [t.storage_offset() for t in buffers],
-            "free": allocator.free_pages.tolist(),
+            "free": _free(allocator),
             "max_total_num_tokens": scheduler.max_total_num_tokens,
             "max_req_len": scheduler.max_req_len,
             "forward_ct": scheduler.forward_ct,
@@ -150,7 +156,7 @@ def unmap_before(step: int, cls: Any) -> None:
 def _unmap_busiest(scheduler: Any, batch: Any) -> None:
     from sglang.srt.mem_cache.kv_storage import get_kv_storage
 
-    geometry = get_kv_storage()._geometry
+    geometry = get_kv_storage()._opening.pages
     tokens = scheduler.req_to_token_pool.req_to_token
     pages: Counter[int] = Counter()
     for request in batch.reqs:
@@ -182,16 +188,19 @@ class Looks:
         cls.begin_step = looking
 
     def _look(self, backend: Any) -> None:
-        pool = backend._stepper._pool
-        allocator, ledger, stock = pool._allocator, pool.ledger, pool.stock
         self.looks += 1
+        for pool in backend._stepper._pools.members:
+            self._look_at(pool)
+
+    def _look_at(self, pool: Any) -> None:
+        allocator, ledger, stock = pool.allocator, pool.ledger, pool.stock
         ledger.check_integrity()
         listed = allocator.free_pages.tolist()
         if stock._withheld is not None:
             listed += stock._withheld.blocks.tolist()
         if len(set(listed)) != len(listed) or 0 in listed:
             self.wrong.append("a slot is listed twice, or padding's")
-        for page in {block // backend._geometry.blocks_per_page for block in listed}:
+        for page in {block // pool.geometry.blocks_per_page for block in listed}:
             if page and ledger.state_of(page) != "used":
                 self.wrong.append(f"page {page} is listed and {ledger.page_state(page)}")
         if allocator.available_size() > 0 and allocator.unbacked_size() < 0:
@@ -242,6 +251,20 @@ def _no_prefill(*running: Any) -> Any:
     from sglang.srt.managers.scheduler import NextBatchPlan
 
     return NextBatchPlan(batch_to_run=None, running_batch=running[0])
+
+
+def _tensors(pool: Any) -> list[Any]:
+    if hasattr(pool, "swa_kv_pool"):
+        return _tensors(pool.swa_kv_pool) + _tensors(pool.full_kv_pool)
+    names = ("k_buffer", "v_buffer", "kv_buffer")
+    return [tensor for name in names for tensor in getattr(pool, name, [])]
+
+
+def _free(allocator: Any) -> list[int]:
+    if hasattr(allocator, "swa_attn_allocator"):
+        parts = (allocator.swa_attn_allocator, allocator.full_attn_allocator)
+        return [slot for part in parts for slot in part.free_pages.tolist()]
+    return list(allocator.free_pages.tolist())
 
 
 def _name_of(thing: Any) -> str:

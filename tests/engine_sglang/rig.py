@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +21,30 @@ TOKEN = 2 * 2 * 2 * 32 * 4  # layers, keys and values, heads, numbers, bytes
 PER_PAGE = PAGE // TOKEN
 
 
+def plain(slots: int, dtype: torch.dtype = torch.float32) -> Any:
+    return MHATokenToKVPool(
+        size=slots,
+        page_size=1,
+        dtype=dtype,
+        head_num=2,
+        head_dim=32,
+        layer_num=2,
+        device="cpu",
+        enable_memory_saver=False,
+    )
+
+
 class Rig:
     """Pages of 64 tokens. `slots` is the space of ids."""
 
     def __init__(
-        self, directory: Path, *, slots: int = 2047, context: int = 200, **settings: Any
+        self,
+        directory: Path,
+        *,
+        slots: int = 2047,
+        context: int = 200,
+        pool: Callable[[int], Any] = plain,
+        **settings: Any,
     ) -> None:
         given = {"budget": "rig", "capacity": 32 * PAGE, "page_size": PAGE, "name": "one"}
         given |= {"budget_dir": str(directory), "reserve_wait_ms": 1000}
@@ -37,20 +57,12 @@ class Rig:
             chunked_prefill_size=512,
             max_prefill_tokens=4096,
             schedule_conservativeness=1.0,
+            disable_hybrid_swa_memory=False,
             get_model_config=lambda: SimpleNamespace(context_len=context),
         )
         self.backend = KvcachedBackend(args, device="cpu", gpu_id=0)
         kv_storage._active = self.backend
-        self.pool = MHATokenToKVPool(
-            size=slots,
-            page_size=1,
-            dtype=torch.float32,
-            head_num=2,
-            head_dim=32,
-            layer_num=2,
-            device="cpu",
-            enable_memory_saver=False,
-        )
+        self.pool = pool(slots)
         cls = self.backend.token_allocator_cls()
         self.allocator = cls(
             slots, dtype=torch.float32, device="cpu", kvcache=self.pool, need_sort=False
@@ -87,8 +99,12 @@ class Rig:
 
     def write(self, slots: torch.Tensor) -> None:
         """Touches every slot in every tensor: a fault if one has no memory."""
-        for tensor in (*self.pool.k_buffer, *self.pool.v_buffer):
-            tensor[slots] += 1.0
+        for tensor in self.tensors():
+            tensor[slots] += 1
+
+    def tensors(self) -> list[torch.Tensor]:
+        names = ("k_buffer", "v_buffer", "kv_buffer")
+        return [tensor for name in names for tensor in getattr(self.pool, name, [])]
 
     def cache(self, slots: torch.Tensor) -> None:
         """A prefix of its own that only the tree holds."""

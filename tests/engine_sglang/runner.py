@@ -4,6 +4,7 @@
 
 The job: ``model``; ``engine``, arguments of Engine beside those below; ``count`` of requests;
 ``logprobs``, whether to tell, as ``gaps``, by how much each token was likelier than the next one;
+``attention``, what is added to it, by its name in attention.py;
 ``mutant``, the pass before which a page that requests read from is unmapped; ``gate``, a file that
 is waited for before the first request; ``neighbour``, what another member of the budget needs once
 the engine is idle; ``rounds``, how often the workload is repeated; ``busy``, a file until which it
@@ -24,7 +25,7 @@ from typing import Any
 
 from engine import beside, workload
 from engine.observe import Memory
-from engine_sglang import observe
+from engine_sglang import attention, observe
 
 ENGINE: dict[str, Any] = {
     "device": "cpu",
@@ -48,8 +49,12 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     count = job.get("count", 200)
     os.environ[observe.GATE] = str(count)
     os.environ[observe.MUTANT] = str(job.get("mutant", 0))
+    os.environ[observe.ATTENTION] = job.get("attention", "")
     import sglang
     from sglang.srt.entrypoints.engine import Engine as Upstream
+
+    if job.get("attention"):  # arguments are checked in this process too
+        attention.BY_NAME[job["attention"]]()
 
     class Engine(Upstream):  # type: ignore[misc]
         run_scheduler_process_func = staticmethod(observe.run_scheduler_process)

@@ -176,7 +176,7 @@ def test_a_flush_at_any_moment_of_giving_back_loses_nothing(make: Make, tmp_path
         rig.tree.reset()
         rig.allocator.clear()
         assert rig.allocator.available_size() + rig.allocator.unbacked_size() == 2047
-        rig.stepper._pool.ledger.check_integrity()
+        rig.stepper._pools.members[0].ledger.check_integrity()
         rig.backend._memory.budget.leave(hog)
         rig.rest()
     rig.step([request(190, 100)])

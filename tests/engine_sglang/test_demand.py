@@ -95,3 +95,24 @@ def test_the_step_after_this_one_is_thought_of() -> None:
     assert found.admit == 2 * (60 + 10 + 2) + 1
     assert found.ahead == 4 * (60 + 10 + 2) + 1  # prompts of 200 tokens are two steps
     assert demand(waiting, [request(1, 1)] * 5).ahead == 5 + 3 * (60 + 10 + 2) + 1 + 2
+
+
+def windows(waiting: list[Any], chunked: Any = None, chunk: int | None = 100) -> Any:
+    from kvcached_core.engines.sglang.demand import Limits, demand_of_windows
+
+    limits = Limits(1, chunk, 1000, 8, 4096, 0.5, window=64)
+    return demand_of_windows(waiting, chunked, SimpleNamespace(reqs=[request(9, 40)]), 2, limits)
+
+
+def test_of_windows_a_request_wants_to_see_one_whatever_it_may_write() -> None:
+    found = windows([request(40, 500), request(50, 500)])
+    assert (found.decode, found.arriving) == (3, 2)
+    assert found.first == 3 + 64 + 2
+    assert found.admit == 3 + 2 * (64 + 2)
+    assert found.step == 3 + 40 + 50 + 2
+
+
+def test_of_windows_it_wants_to_see_what_a_step_takes_of_its_prompt() -> None:
+    assert windows([request(250, 500)]).first == 3 + 100 + 2
+    assert windows([request(250, 500)], chunk=None).first == 3 + 250 + 2
+    assert windows([], request(250, 500, cached=160)).first == 3 + 90 + 2

@@ -98,6 +98,62 @@ def test_latent_attention_that_reads_all_of_an_fp8_cache(
         check(asked)
 
 
+@pytest.fixture
+def windowed(args: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Arguments for a model whose sliding windows have a pool of their own."""
+    asked = copy.copy(args)
+    asked.attention_backend = "triton"
+    model = SimpleNamespace(
+        is_hybrid_swa=True,
+        full_attention_layer_ids=[1],
+        sliding_window_size=64,
+        attention_chunk_size=None,
+        context_len=512,
+        attention_arch="AttentionArch.MHA",
+    )
+    monkeypatch.setattr(type(asked), "get_model_config", lambda args: model)
+    return asked
+
+
+def test_windows_that_attention_does_not_find(windowed: Any) -> None:
+    check(windowed)
+    windowed.attention_backend = "torch_native"
+    with pytest.raises(ValueError, match=r"--attention-backend=torch_native .* windows") as e:
+        check(windowed)
+    assert "add --disable-hybrid-swa-memory" in str(e.value)
+    windowed.disable_hybrid_swa_memory = True  # as plain attention
+    check(windowed)
+
+
+def test_windows_in_tensors_of_their_own(windowed: Any) -> None:
+    windowed.kv_storage_config = {"layout": "per-layer"}
+    with pytest.raises(ValueError, match="layout per-layer does not work where sliding windows"):
+        check(windowed)
+
+
+def test_windows_and_nothing_else(windowed: Any) -> None:
+    windowed.get_model_config().full_attention_layer_ids = []
+    with pytest.raises(ValueError, match="that takes layers of full attention beside them"):
+        check(windowed)
+
+
+def test_what_a_request_holds_of_windows(windowed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvcached_core.engines.sglang.attention import windows_of
+
+    windowed.chunked_prefill_size = 256
+    held = windows_of(windowed)
+    assert held is not None and held.least == 64
+    assert held.most == 2 * (64 + 128) + 4 * 256
+    monkeypatch.setenv("SGLANG_SWA_EVICTION_INTERVAL", "1")
+    held = windows_of(windowed)
+    assert held is not None and held.most == 2 * (64 + 1) + 4 * 256
+    windowed.chunked_prefill_size = -1  # prompts come whole
+    held = windows_of(windowed)
+    assert held is not None and held.most is None
+    windowed.disable_hybrid_swa_memory = True
+    assert windows_of(windowed) is None
+
+
 @pytest.mark.parametrize("pool", ["SWAKVPool", "HybridLinearKVPool", "MHATokenToKVPoolFP4"])
 def test_a_cache_that_is_more_than_attention(pool: str) -> None:
     from kvcached_core.engines.sglang.support import check_pool
@@ -133,11 +189,11 @@ def test_the_longest_request_is_what_the_room_holds() -> None:
     assert longest_request(pages, room(), 511) == 511
     small = room(limit=4 * pages.page_bytes)
     assert longest_request(pages, small, 511) == 4 * 64 - 1 - 2 - 8
-    need = pages.pages_of_request(511)
+    (need,) = pages.pages_of_request(511)
     assert floor_bytes(None, need, pages.page_bytes, room().limit_bytes) == 9 * pages.page_bytes
     assert floor_bytes(1, need, pages.page_bytes, room().limit_bytes) == pages.page_bytes
     for length in range(1, 512):
-        assert pages.tokens_of_request(pages.pages_of_request(length)) >= length
+        assert pages.tokens_of_request(*pages.pages_of_request(length)) >= length
 
 
 def test_no_request_fits() -> None:

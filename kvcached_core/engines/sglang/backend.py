@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.mem_cache.kv_storage import KVStorageBackend
 
 from kvcached_core.config import Settings, format_size, parse_settings
-from kvcached_core.engines.sglang import support
+from kvcached_core.engines.sglang import attention, support
 from kvcached_core.engines.sglang.device import device_of
-from kvcached_core.engines.sglang.free_list import PageMap
 from kvcached_core.engines.sglang.log import logger
 from kvcached_core.engines.sglang.memory import Memory
-from kvcached_core.engines.sglang.pool import Pool
+from kvcached_core.engines.sglang.opening import Opening
 from kvcached_core.engines.sglang.stepper import Stepper
 from kvcached_core.engines.sglang.stock import Stock
-from kvcached_core.instance.plan import StoragePlan
-from kvcached_core.pool import Ledger
 from kvcached_core.provenance import sglang as provenance
 
 if TYPE_CHECKING:
@@ -52,10 +49,14 @@ class KvcachedBackend(KVStorageBackend):  # type: ignore[misc]
     def __init__(self, server_args: ServerArgs, *, device: str, gpu_id: int) -> None:
         self._server_args = server_args
         settings = settings_of(server_args)
-        block_major = settings.layout == "block-major" and support.takes_strides(server_args)
+        block_major = settings.layout == "block-major" and attention.takes_strides(server_args)
         self._memory = Memory(
-            settings, device_of(device, settings, gpu_id), block_major=block_major
+            settings,
+            device_of(device, settings, gpu_id),
+            block_major=block_major,
+            windows=attention.windows_of(server_args),
         )
+        self._opening: Opening | None = None
         self._stepper: Stepper | None = None
 
     # --- start ---
@@ -70,7 +71,7 @@ class KvcachedBackend(KVStorageBackend):  # type: ignore[misc]
     ) -> float:
         # What SGLang would leave free, by its own options, for activations and graphs.
         self._memory.device.plan_workspace(int((available_gb - profiled_gb) * (1 << 30)))
-        return self._memory.room.limit_bytes / (1 << 30)
+        return self._memory.planned_bytes / (1 << 30)
 
     def new_buffer(
         self,
@@ -97,22 +98,19 @@ class KvcachedBackend(KVStorageBackend):  # type: ignore[misc]
         """For an allocator that is being made: gives its pool's first page memory, and joins the
         budget. Raises ValueError, BudgetError."""
         support.check_pool(allocator.get_kvcache())
-        memory = self._memory
-        blocks = allocator.size // allocator.page_size + 1
-        geometry = memory.tensors.geometry(allocator.get_kvcache(), blocks, allocator.page_size)
-        context = self._server_args.get_model_config().context_len
-        plan = memory.start(geometry, min(context, allocator.size) - 1)
-        ledger = Ledger(geometry.num_pages, 1)
-        pages = PageMap(blocks, geometry.blocks_per_page, allocator.device)
-        stock = Stock(ledger, pages, memory.rank.make_ready)
-        self._geometry = geometry
-        self._stepper = Stepper(plan, memory, Pool(geometry, ledger, stock, allocator))
-        _log_start(plan, geometry.page_tokens, memory)
+        if self._opening is None:
+            context = self._server_args.get_model_config().context_len
+            self._opening = Opening(self._memory, allocator, context)
+        stock = self._opening.open(allocator)
+        if pools := self._opening.pools():
+            self._stepper = Stepper(self._opening.plan, self._memory, pools)
+            _log_start(self._opening, self._memory)
         return stock
 
     def max_request_tokens(self, default: int) -> int:
-        memory = self._memory
-        fits = self._geometry.tokens_of_request(memory.room.size // self._geometry.page_bytes)
+        assert self._opening is not None
+        pages = self._opening.pages
+        fits = pages.tokens_of_request(self._memory.room.size // pages.page_bytes)
         return min(default, fits)
 
     # --- steps ---
@@ -160,16 +158,18 @@ class KvcachedBackend(KVStorageBackend):  # type: ignore[misc]
         return {} if self._stepper is None else self._stepper.report()
 
 
-def _log_start(plan: StoragePlan, page_tokens: int, memory: Memory) -> None:
+def _log_start(opening: Opening, memory: Memory) -> None:
+    plan = opening.plan
+    tokens = [str(pool.page_tokens) for pool in opening.pages.pools]
     logger.info(
         "KV storage: kvcached, engine %s on budget %s: reserved %s in %d pages of %s "
-        "(%d tokens each, %s), mapped %s, floor %s, limit %s, capacity %s; %s",
+        "(%s tokens each, %s), mapped %s, floor %s, limit %s, capacity %s; %s",
         plan.instance,
         plan.device,
-        format_size(memory.reserved_bytes),
+        format_size(plan.reserved_bytes),
         plan.num_pages,
         format_size(plan.page_bytes),
-        page_tokens,
+        " of sliding windows or ".join(tokens),
         "block-major" if memory.tensors.is_block_major else "per-layer",
         format_size(memory.rank.mapped_bytes),
         format_size(plan.floor),

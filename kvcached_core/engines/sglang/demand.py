@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,15 @@ class Limits:
     """As much of an answer as it reckons with when it admits."""
     expected: float
     """The part of what running requests may yet write that it reckons with."""
+    window: int | None = None
+    """Where sliding windows have a pool of their own, what it wants to see free there."""
 
 
 @dataclass(frozen=True)
 class Demand:
     """Tokens."""
 
+    nothing: int = 0
     decode: int = 0
     """Without these a running request gives way."""
     step: int = 0
@@ -47,34 +50,54 @@ class Demand:
     """Requests that the step may admit."""
 
 
+Need = Literal["nothing", "decode", "step", "first", "admit", "ahead"]
+"""One of a demand's numbers of tokens."""
+
+
 def demand_of(
     waiting: Sequence[Any], chunked: Any, running: Any, arrived: int, limits: Limits
 ) -> Demand:
     """`running` is a ScheduleBatch; `arrived`, how many requests may run beside those in it."""
-    block = limits.block_tokens
-    # Taking a block more than is needed for each is what allocating asks for, to be sure.
-    decode = (len(running.reqs) + arrived) * block
     line = list(_in_line(waiting, chunked, len(running.reqs), limits))
-    if not line:
-        return Demand(decode=decode, step=decode, first=decode, admit=decode, ahead=decode)
-    cut = limits.chunk
-    take = first = admit = total = arriving = 0
-    seen = decode + _expected(running.reqs, limits)
-    for prompt, answer, is_now in line:
-        total += prompt + answer + 2 * block
-        if not is_now:
-            continue
+    expected = _expected(running.reqs, limits) if line else 0
+    seen = [prompt + answer + 2 * limits.block_tokens for prompt, answer, _ in line]
+    return _demand(line, seen, expected, len(running.reqs) + arrived, limits)
+
+
+def demand_of_windows(
+    waiting: Sequence[Any], chunked: Any, running: Any, arrived: int, limits: Limits
+) -> Demand:
+    """The same of sliding windows' own slots: what a request has there does not grow with it."""
+    assert limits.window is not None
+    line = list(_in_line(waiting, chunked, len(running.reqs), limits))
+    cut = [prompt if limits.chunk is None else min(prompt, limits.chunk) for prompt, _, _ in line]
+    seen = [max(prompt, limits.window) + 2 * limits.block_tokens for prompt in cut]
+    return _demand(line, seen, 0, len(running.reqs) + arrived, limits)
+
+
+def _demand(
+    line: Sequence[tuple[int, int, bool]],
+    seen: Sequence[int],
+    expected: int,
+    decoding: int,
+    limits: Limits,
+) -> Demand:
+    """`seen`: what is to be seen free for each request in line."""
+    block, cut = limits.block_tokens, limits.chunk
+    # Taking a block more than is needed for each is what allocating asks for, to be sure.
+    decode = decoding * block
+    prompts = [prompt for prompt, _, is_now in line if is_now]
+    take = 0
+    for prompt in prompts:
         take += (prompt if cut is None else min(prompt, cut - min(take, cut))) + block
-        arriving += 1
-        admit = total
-        first = first or admit
+    base = decode + expected
     return Demand(
         decode=decode,
         step=decode + take,
-        first=seen + first,
-        admit=seen + admit,
-        ahead=seen + total,
-        arriving=arriving,
+        first=base + sum(seen[:1]),
+        admit=base + sum(seen[: len(prompts)]),
+        ahead=base + sum(seen),
+        arriving=len(prompts),
     )
 
 

@@ -6,6 +6,7 @@ Block 0 takes the writes of padding and is handed out to nobody; so page 0 alway
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,9 +18,42 @@ _SPARE_BLOCKS = 2
 _SPARE_TOKENS = 8
 
 
+class Pages(ABC):
+    """The pages of an engine: of one pool, or of several that share one memory. Sizes are bytes."""
+
+    granularity: int
+
+    @property
+    @abstractmethod
+    def pools(self) -> tuple[Geometry, ...]:
+        """Each one's pages; their ids follow one another in this order."""
+
+    @property
+    @abstractmethod
+    def extent_bytes(self) -> tuple[int, ...]:
+        """Of one page in each tensor, or in what tensors share."""
+
+    @abstractmethod
+    def pages_of_request(self, tokens: int) -> tuple[int, ...]:
+        """Pages of each pool that let a request of so many tokens, prompt and answer, run alone."""
+
+    @abstractmethod
+    def tokens_of_request(self, pages: int) -> int:
+        """Tokens of the longest request that so many pages let run alone; may be negative."""
+
+    @property
+    def num_pages(self) -> int:
+        return sum(pool.num_pages for pool in self.pools)
+
+    @property
+    def page_bytes(self) -> int:
+        """Memory that one page needs at most."""
+        return page_memory(self.extent_bytes, self.granularity)
+
+
 @dataclass(frozen=True)
-class Geometry:
-    """Sizes are bytes."""
+class Geometry(Pages):
+    """Of one pool."""
 
     block_tokens: int
     """Tokens of a block."""
@@ -31,6 +65,10 @@ class Geometry:
     granularity: int
 
     @property
+    def pools(self) -> tuple[Geometry, ...]:
+        return (self,)
+
+    @property
     def num_pages(self) -> int:
         return -(-self.num_blocks // self.blocks_per_page)
 
@@ -40,21 +78,13 @@ class Geometry:
 
     @property
     def extent_bytes(self) -> tuple[int, ...]:
-        """Of one page in each tensor."""
         return tuple(self.blocks_per_page * size for size in self.block_bytes)
 
-    @property
-    def page_bytes(self) -> int:
-        """Memory that one page needs at most."""
-        return page_memory(self.extent_bytes, self.granularity)
-
-    def pages_of_request(self, tokens: int) -> int:
-        """Pages that let a request of so many tokens, prompt and answer, run alone."""
+    def pages_of_request(self, tokens: int) -> tuple[int]:
         blocks = 1 + -(-(tokens + _SPARE_TOKENS) // self.block_tokens) + _SPARE_BLOCKS
-        return min(-(-blocks // self.blocks_per_page), self.num_pages)
+        return (min(-(-blocks // self.blocks_per_page), self.num_pages),)
 
     def tokens_of_request(self, pages: int) -> int:
-        """Tokens of the longest request that so many pages let run alone; may be negative."""
         blocks = min(pages * self.blocks_per_page, self.num_blocks) - 1 - _SPARE_BLOCKS
         return blocks * self.block_tokens - _SPARE_TOKENS
 

@@ -17,9 +17,10 @@ from kvcached_core.budget import (
 )
 from kvcached_core.config import Settings
 from kvcached_core.engines.sglang.device import RankDevice
-from kvcached_core.engines.sglang.geometry import Geometry
+from kvcached_core.engines.sglang.geometry import Pages
 from kvcached_core.engines.sglang.room import longest_request
-from kvcached_core.engines.sglang.tensors import PoolTensors
+from kvcached_core.engines.sglang.tensors import PoolTensors, Tensors
+from kvcached_core.engines.sglang.windows import Windows, WindowTensors
 from kvcached_core.instance.claim import Claim
 from kvcached_core.instance.plan import StoragePlan
 from kvcached_core.instance.room import Room, floor_bytes
@@ -30,41 +31,56 @@ _RETRY_MS = 50
 
 
 class Memory:
-    """Tensors have addresses only until `start`, which maps the first page of each."""
+    """Tensors have addresses, and memory for padding's slots, until `start`, which maps page 0."""
 
-    def __init__(self, settings: Settings, device: RankDevice, *, block_major: bool) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        device: RankDevice,
+        *,
+        block_major: bool,
+        windows: Windows | None = None,
+    ) -> None:
+        """`windows`: what requests hold of them, where they have a pool of their own."""
         self.settings = settings
         self.device = device
         folder = settings.budget_dir
         self.directory = default_directory() if folder is None else Path(folder)
         self.budget: Budget = device.open_budget(self.directory)
         self.room = Room(self.budget.capacity(), settings.headroom, settings.limit)
+        self.planned_bytes = self.room.limit_bytes
+        """Of all slots, with memory or without."""
         self.driver = device.make_driver()
         given = settings.page_size
         page_size = device.page_size if given is None else given
-        self.tensors = PoolTensors(
-            self.driver, page_size, device.granularity, block_major=block_major
-        )
+        granularity = device.granularity
+        self.tensors: Tensors
+        if windows is None:
+            self.tensors = PoolTensors(self.driver, page_size, granularity, block_major=block_major)
+        else:
+            # Slots for more than there is: neither pool is to be short of them when it needs more
+            # of the memory than SGLang thinks.
+            self.planned_bytes *= 2
+            self.tensors = WindowTensors(
+                self.driver, page_size, granularity, self.planned_bytes, windows
+            )
         self._rank: Rank | None = None
         self._row = -1
         self._floor = 0
         self._claim = Claim(0)
 
     @property
-    def reserved_bytes(self) -> int:
-        return sum(arena.size for arena in self.tensors.arenas)
-
-    @property
     def rank(self) -> Rank:
         assert self._rank is not None
         return self._rank
 
-    def start(self, geometry: Geometry, request: int) -> StoragePlan:
+    def start(self, pages: Pages, request: int) -> tuple[StoragePlan, tuple[int, ...]]:
         """Joins the budget, with a floor that holds one request of `request` tokens unless the
-        settings give another, and maps page 0 of all tensors. Raises ValueError where no request
-        fits, BudgetError where the floor does not."""
+        settings give another, and maps page 0 of all tensors. The plan, and the pages of each pool
+        that such a request needs. Raises ValueError where no request fits, BudgetError where the
+        floor does not."""
         settings = self.settings
-        longest = longest_request(geometry, self.room, request)
+        need = pages.pages_of_request(longest_request(pages, self.room, request))
         assert settings.name is not None  # check_server_args has fixed it
         plan = StoragePlan(
             settings=settings,
@@ -74,18 +90,18 @@ class Memory:
             device=self.device.key,
             budget_dir=self.directory,
             capacity=self.room.capacity,
-            segment=create_segment(self.directory, settings.name, geometry.num_pages, 1),
-            num_blocks=geometry.num_pages,
+            segment=create_segment(self.directory, settings.name, pages.num_pages, 1),
+            num_blocks=pages.num_pages,
             blocks_per_page=1,
-            block_bytes=geometry.extent_bytes,
+            block_bytes=pages.extent_bytes,
             floor=floor_bytes(
                 settings.floor,
-                geometry.pages_of_request(longest),
-                geometry.page_bytes,
+                sum(need),
+                pages.page_bytes,
                 self.room.limit_bytes,
             ),
             limit=self.room.limit_bytes,
-            granularity=geometry.granularity,
+            granularity=pages.granularity,
         )
         try:
             self._join(plan)
@@ -93,9 +109,10 @@ class Memory:
             remove_segment(plan.segment)
             raise
         self._plan = plan
-        return plan
+        return plan, need
 
     def _join(self, plan: StoragePlan) -> None:
+        self._end_padding()
         self._floor, self._claim = plan.floor, Claim(self.device.workspace_bytes())
         claim, weight = self._claim.size, plan.settings.weight
         row = self.budget.join(plan.instance, 0, plan.limit, plan.floor, claim, weight)
@@ -107,6 +124,12 @@ class Memory:
             self.budget.leave(row)
             raise
         self._row = row
+
+    def _end_padding(self) -> None:
+        """What is queued may write there; nobody needs what it wrote."""
+        for stream in self.device.streams():
+            self.driver.fence(stream).wait(_DRAIN_MS)
+        self.tensors.padding.end()
 
     def lower_claim(self, *, now: bool = False) -> None:
         """Once a step: see Claim."""

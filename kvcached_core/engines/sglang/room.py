@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from kvcached_core.config import format_size
-from kvcached_core.engines.sglang.geometry import Geometry
+from kvcached_core.engines.sglang.geometry import Pages
 from kvcached_core.instance.room import Room
 
 # Tokens of a request that the scheduler keeps from prompts, and a token of a prompt.
 _LEAST_TOKENS = 5 + 1
 
 
-def longest_request(geometry: Geometry, room: Room, wanted: int) -> int:
+def longest_request(pages: Pages, room: Room, wanted: int) -> int:
     """Tokens of the longest request that is sure to fit alone, at most `wanted`. Raises ValueError,
     with what is needed and what there is, where none fits."""
-    page = geometry.page_bytes
-    fits = min(wanted, geometry.tokens_of_request(room.size // page))
+    page = pages.page_bytes
+    fits = min(wanted, pages.tokens_of_request(room.size // page))
     if fits >= max(1, min(_LEAST_TOKENS, wanted)):
         return fits
-    need = geometry.pages_of_request(_LEAST_TOKENS) * page
+    need = sum(pages.pages_of_request(_LEAST_TOKENS)) * page
     raise ValueError(
         f"--kv-storage-config: the shortest request needs {format_size(need)} of KV cache "
         f"({need // page} whole pages of {format_size(page)}, padding's included); there is room "

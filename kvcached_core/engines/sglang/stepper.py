@@ -9,11 +9,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from kvcached_core.engines.sglang.demand import Demand, Limits, demand_of
+from kvcached_core.engines.sglang.demand import Demand, Limits, Need
 from kvcached_core.engines.sglang.giver import Giver
 from kvcached_core.engines.sglang.log import logger
 from kvcached_core.engines.sglang.memory import Memory
-from kvcached_core.engines.sglang.pool import Pool
+from kvcached_core.engines.sglang.pools import Pools
 from kvcached_core.engines.sglang.supply import SglangSupply
 from kvcached_core.engines.sglang.wake import Wake
 from kvcached_core.instance.plan import StoragePlan
@@ -24,13 +24,17 @@ _LOOK_S = 0.2
 
 
 class Stepper:
-    def __init__(self, plan: StoragePlan, memory: Memory, pool: Pool) -> None:
-        self.supply = SglangSupply(plan, pool.ledger, logger, unused_pages=pool.unused_pages)
+    def __init__(self, plan: StoragePlan, memory: Memory, pools: Pools) -> None:
+        """Takes memory for padding's pages but the first, which there is. Raises BudgetError."""
+        self.supply = SglangSupply(plan, pools.ledger, logger, unused_pages=pools.unused_pages)
+        padding = pools.ledger.first[1:]
+        self.supply.hold(padding)
+        memory.rank.make_ready(list(padding))
         self.wake = Wake()
         self._plan = plan
         self._memory = memory
-        self._pool = pool
-        self._giver = Giver(plan, memory, pool, self.supply)
+        self._pools = pools
+        self._giver = Giver(plan, memory, pools, self.supply)
         self._limits: Limits | None = None
         self._watcher: Watcher | None = None
         self._step = 0
@@ -42,7 +46,7 @@ class Stepper:
         self._asleep = self._waking = False
 
     def bind(self, tree: Any, limits: Limits) -> None:
-        self._pool.bind(tree)
+        self._pools.bind(tree)
         self._limits = limits
         supply = self.supply
         self._watcher = Watcher(
@@ -68,18 +72,19 @@ class Stepper:
         self._memory.lower_claim()
         self.wake.take()
         self.supply.settle()
-        more = self._pool.settle(self._step)
+        more = self._pools.settle(self._step)
         assert self._limits is not None
-        demand = demand_of(waiting, chunked, running, self._arrived, self._limits)
+        demand = self._pools.see(waiting, chunked, running, self._arrived, self._limits)
         arrived, self._arrived = self._arrived, demand.arriving
-        self._pool.step_tokens = demand.step
-        short = self._take(demand, running)
+        goals = self._goals(demand, running)
+        short = self._take(demand, goals, running)
         more |= self._has_grown()
         if waiting and (more or not running.reqs):
             running.batch_is_full = False  # what was not admitted may be now
-        given = self._giver.give(demand, short, self._step, resting=not busy)
-        self._tell(short, given, busy)
-        if short and not running.reqs and not arrived:
+        lacking = sum(short)
+        given = self._giver.give(short, goals[0], self._step, resting=not busy)
+        self._tell(lacking, given, busy)
+        if lacking and not running.reqs and not arrived:
             self.supply.await_anything()
 
     def _has_news(self) -> bool:
@@ -93,42 +98,47 @@ class Stepper:
         return True
 
     def _has_grown(self) -> bool:
-        before, self._owned = self._owned, self._pool.ledger.pages("owned")
+        before, self._owned = self._owned, self._pools.ledger.pages("owned")
         return self._owned > before
 
     # --- taking ---
 
-    def _take(self, demand: Demand, running: Any) -> int:
-        """Asks for what is lacking, and waits within bounds; returns pages that still are."""
-        supply, pool = self.supply, self._pool
-        goal, hoped, ahead = demand.first, demand.admit, demand.ahead
-        if demand.arriving and running.reqs and supply.is_beyond_share(pool.pages_short(0, goal)):
-            # Others lack memory, and these requests have their share of it.
-            goal = hoped = ahead = demand.decode
+    def _goals(self, demand: Demand, running: Any) -> tuple[Need, Need, Need]:
+        """What is to be seen free or evictable; for a whole pass; and for the next one too."""
+        if demand.arriving and running.reqs:
+            short = self._pools.pages_short("nothing", "first")
+            if self.supply.is_beyond_share(short):
+                # Others lack memory, and these requests have their share of it.
+                return "decode", "decode", "decode"
+        return "first", "admit", "ahead"
+
+    def _take(self, demand: Demand, goals: tuple[Need, Need, Need], running: Any) -> list[int]:
+        """Asks for what is lacking, and waits within bounds; returns pages that still are, of each
+        pool."""
+        supply, pools = self.supply, self._pools
+        goal, hoped, ahead = goals
 
         def lacking() -> int:
-            return pool.pages_short(0, goal)
+            return pools.pages_short("nothing", goal)
 
         def lacking_yet() -> int:
             # Fewer requests in a pass cost more than a short wait does; and what the step takes
             # is not to come from evicting prefixes while memory may be had.
-            return max(pool.pages_short(0, hoped), pool.pages_short(demand.step, 0))
+            return max(pools.pages_short("nothing", hoped), pools.pages_short("step", "nothing"))
 
         if lacking():
-            pool.restore()
-        short, wanted = lacking(), max(lacking_yet(), pool.pages_short(0, ahead))
+            pools.restore(goal)
+        short, wanted = lacking(), max(lacking_yet(), pools.want(goal, hoped, ahead))
         if wanted or (demand.step and not supply.pages_for_neighbours()):
             supply.grow(wanted, short)
         if lacking_yet():
             supply.await_growth(lacking_yet)
             short = lacking()
-        starved = pool.pages_short(0, demand.decode) if running.reqs else short
+        least: Need = "decode" if running.reqs else goal
+        starved = pools.pages_short("nothing", "decode") if running.reqs else short
         if starved and supply.needs_neighbours(starved):
-            supply.await_reclaim(
-                lambda: pool.pages_short(0, demand.decode if running.reqs else goal), short
-            )
-            short = lacking()
-        return short
+            supply.await_reclaim(lambda: pools.pages_short("nothing", least), short)
+        return pools.short("nothing", goal)
 
     def _tell(self, short: int, given: int, busy: bool) -> None:
         supply = self.supply
@@ -137,7 +147,7 @@ class Stepper:
             wish = max(wish, supply.reserve_wish())
         supply.publish_wish(wish)
         supply.publish_idle(resting=not busy)
-        looking = self._pool.stock.is_looking
+        looking = self._pools.is_looking
         self._unsettled = looking or supply.is_growing()
         if looking and not busy:
             self.wake.ring()  # nothing else brings the next step
@@ -148,14 +158,16 @@ class Stepper:
         """Nothing is in use. All pages but the first go back, and the floor."""
         supply = self.supply
         supply.finish_growth()
-        self._pool.clear()
+        self._pools.clear()
         supply.rest()
-        self._pool.step_tokens = self._arrived = 0
-        self._giver.retire(self._pool.ledger.retire_empty(self._plan.num_pages))
+        self._pools.forget()
+        self._arrived = 0
+        self._giver.retire(self._pools.retire_all())
         self._memory.drain()
         supply.settle()
-        self._pool.stock.refresh()
-        self._asleep = self._pool.stock.suspended = True
+        self._pools.refresh()
+        self._pools.suspend(True)
+        self._asleep = True
         self._memory.sleep()
         supply.publish_wish(0)
         supply.publish_idle(resting=True)
@@ -173,7 +185,7 @@ class Stepper:
         if not self._memory.wake():
             return False
         self._asleep = self._waking = self._rested = False
-        self._pool.stock.suspended = False
+        self._pools.suspend(False)
         return True
 
     def stop(self) -> None:
@@ -182,15 +194,16 @@ class Stepper:
 
     def report(self) -> dict[str, Any]:
         """Counts of this rank, for whoever looks into the process."""
-        ledger, counters = self._pool.ledger, self._memory.rank.counters()
+        ledger, counters = self._pools.ledger, self._memory.rank.counters()
         return {
             "steps": self._step,
             "owned_pages": ledger.pages("owned"),
+            "pages_of_pools": [part.pages("owned") for part in ledger.ledgers],
             "spare_pages": ledger.empty_pages(),
             "num_pages": ledger.num_pages(),
             "mapped_bytes": self._memory.rank.mapped_bytes,
             "page_bytes": self._plan.page_bytes,
-            "page_tokens": self._pool.page_tokens,
+            "page_tokens": list(self._pools.page_tokens),
             "floor": self._plan.floor,
             "pages_created": counters["created"],
             "pages_released": counters["released"],

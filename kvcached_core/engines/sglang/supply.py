@@ -2,19 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import logging
+from collections.abc import Callable, Sequence
+from typing import cast
 
+from kvcached_core.budget import BudgetError
+from kvcached_core.engines.sglang.shared_ledger import SharedLedger
+from kvcached_core.instance.plan import StoragePlan
 from kvcached_core.instance.supply import Supply
+from kvcached_core.instance.waits import Deadline
+from kvcached_core.pool import Ledger
+
+_HOLD_MS = 10_000
 
 
 class SglangSupply(Supply):
     """In its ledger a block is a page: free where it is spare, used where its blocks are listed."""
 
-    def __init__(self, *args: Any, unused_pages: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        plan: StoragePlan,
+        ledger: SharedLedger,
+        log: logging.Logger,
+        *,
+        unused_pages: Callable[[], int],
+    ) -> None:
         """`unused_pages` tells how many no request uses, at most."""
-        super().__init__(*args)
+        # It has all that a supply asks of a ledger, but obtainable(), which only vLLM asks for.
+        super().__init__(plan, cast("Ledger", ledger), log)
         self._count_unused = unused_pages
+
+    def hold(self, pages: Sequence[int]) -> None:
+        """Takes memory for pages that the ledger has as owned from the start, before anything else
+        is asked for. Raises BudgetError."""
+        if not pages:
+            return
+        self.agreement.request(pages)
+        deadline, owned = Deadline(_HOLD_MS), 0
+        while self.agreement.outstanding():
+            seen = self.agreement.progress()
+            owned += len(self.agreement.poll().owned)
+            if self.agreement.outstanding():
+                left = deadline.left_ms()
+                if not left:
+                    break
+                self.agreement.wait_progress(seen, left)
+        if owned < len(pages):
+            raise BudgetError(
+                f"KV storage of engine {self._plan.instance}: no memory for padding's pages; "
+                "there are others on this budget, or --kv-storage-config: floor is too small"
+            )
 
     def unused_pages(self) -> int:
         return self._count_unused()
@@ -24,3 +61,8 @@ class SglangSupply(Supply):
         return self._policy.pages_to_retire(
             self._ledger.empty_pages() + collectable, self.agreement.outstanding(), idle=resting
         )
+
+    def unobtainable(self, pages: int) -> int:
+        """How many of so many pages are neither on their way, to or fro, nor to be had now."""
+        coming = self.agreement.outstanding() + self._ledger.pages("retiring")
+        return max(0, pages - coming - self._free_pages())

@@ -6,15 +6,19 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from kvcached_core.engines.sglang.attention import (
+    STRIDES,
+    backends_of,
+    check_whole_casts,
+    check_windows,
+    has_windows,
+    takes_strides,
+)
 from kvcached_core.engines.sglang.demand import Limits
 from kvcached_core.engines.sglang.device import is_served
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
-
-_MLA_CASTS = frozenset({"flashinfer", "fa3", "fa4"})
-# Attention over keys and values of plain attention that takes their strides.
-_STRIDES = frozenset({"torch_native", "triton", "fa3", "flashinfer"})
 
 # Option, whether the arguments ask for it, why it is refused.
 _Rule = tuple[str, Callable[[Any], bool], str]
@@ -99,7 +103,8 @@ def check_supported(server_args: ServerArgs) -> None:
                 f"--kv-storage-backend=kvcached does not work with {option}: {reason}. "
                 "Leave that option out, or use --kv-storage-backend=static."
             )
-    _check_whole_casts(server_args)
+    check_whole_casts(server_args)
+    check_windows(server_args)
 
 
 def check_settings(server_args: ServerArgs, given: Mapping[str, Any]) -> None:
@@ -109,45 +114,14 @@ def check_settings(server_args: ServerArgs, given: Mapping[str, Any]) -> None:
     if given.get("layout") == "block-major" and not takes_strides(server_args):
         raise ValueError(
             "--kv-storage-config: layout block-major does not work with --attention-backend="
-            f"{', '.join(sorted(_backends(server_args)))} here; leave layout out, or use "
-            f"per-layer. It works with {', '.join(sorted(_STRIDES))}."
+            f"{', '.join(sorted(backends_of(server_args)))} here; leave layout out, or use "
+            f"per-layer. It works with {', '.join(sorted(STRIDES))}."
         )
-
-
-def takes_strides(server_args: ServerArgs) -> bool:
-    """Whether all that reads or writes keys and values of plain attention minds their strides."""
-    if server_args.device == "cpu":
-        from sglang.srt.utils import cpu_has_amx_support  # noqa: PLC0415
-
-        if cpu_has_amx_support():  # stores with a kernel of its own
-            return False
-    return _backends(server_args) <= _STRIDES
-
-
-def _backends(server_args: ServerArgs) -> set[str]:
-    used = (
-        server_args.attention_backend,
-        server_args.prefill_attention_backend,
-        server_args.decode_attention_backend,
-    )
-    return {name for name in used if name is not None}
-
-
-def _check_whole_casts(server_args: ServerArgs) -> None:
-    if "fp8" not in str(server_args.kv_cache_dtype):
-        return
-    casting = _backends(server_args) & _MLA_CASTS
-    if casting and _is_mla(server_args):
+    if given.get("layout") == "per-layer" and has_windows(server_args):
         raise ValueError(
-            "--kv-storage-backend=kvcached does not work with --kv-cache-dtype=fp8 for this model "
-            f"(MLA) and --attention-backend={', '.join(sorted(casting))}: that "
-            "reads the whole cache, with memory or without. Use another of the two, or "
-            "--kv-storage-backend=static."
+            "--kv-storage-config: layout per-layer does not work where sliding windows have a pool "
+            "of their own, as for this model; leave layout out, or add --disable-hybrid-swa-memory"
         )
-
-
-def _is_mla(server_args: ServerArgs) -> bool:
-    return "MLA" in str(server_args.get_model_config().attention_arch)
 
 
 def check_pool(pool: Any) -> None:
@@ -175,4 +149,5 @@ def limits_of(server_args: ServerArgs, params: Any) -> Limits:
         answer=CLIP_MAX_NEW_TOKENS,
         # Without a tree it reckons with every token of requests that ignore the end of sequence.
         expected=1.0 if params.disable else min(ratio, 1.0),
+        window=getattr(params, "sliding_window_size", None),
     )
