@@ -1,5 +1,8 @@
-"""What SGLang's attention in plain torch lacks for some caches, for upstream and fork alike: it is
-the only attention that runs on a CPU without kernels of its own."""
+"""What is changed in SGLang before it starts, for upstream and fork alike.
+
+On a CPU only attention in plain torch runs without kernels of its own, and it lacks something for
+some caches. On a GPU some kernels take no float32.
+"""
 
 from __future__ import annotations
 
@@ -49,4 +52,11 @@ def _translating(plain: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-BY_NAME = {"absorb": absorb, "translate": translate}
+def in_torch() -> None:
+    """Norms, activations and rotary embeddings in plain torch also on a GPU."""
+    from sglang.srt.layers.utils.multi_platform import MultiPlatformOp
+
+    MultiPlatformOp.dispatch_forward = lambda operation: operation.forward_native
+
+
+BY_NAME = {"absorb": absorb, "translate": translate, "in_torch": in_torch}

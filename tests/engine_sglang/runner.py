@@ -4,7 +4,7 @@
 
 The job: ``model``; ``engine``, arguments of Engine beside those below; ``count`` of requests;
 ``logprobs``, whether to tell, as ``gaps``, by how much each token was likelier than the next one;
-``attention``, what is added to it, by its name in attention.py;
+``attention``, what is changed in SGLang, by its name in attention.py;
 ``mutant``, the pass before which a page that requests read from is unmapped; ``gate``, a file that
 is waited for before the first request; ``neighbour``, what another member of the budget needs once
 the engine is idle; ``rounds``, how often the workload is repeated; ``busy``, a file until which it

@@ -57,6 +57,8 @@ def fp8_second(folder: Path) -> Feature:
 def lora(folder: Path) -> Feature:
     made = [str(make_adapter(folder / f"adapter{seed}", SHAPE, seed)) for seed in (1, 2)]
     engine = {"dtype": "bfloat16", "enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+    # With graphs, for one sequence, vLLM's own start has an illegal access on a GPU, static too.
+    engine |= {"enforce_eager": True}
     return Feature("second", engine, IN_ORDER, [None, *made])
 
 

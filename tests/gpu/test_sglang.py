@@ -7,11 +7,12 @@ In the environment of SGLang's fork; `gpu.load` tells how to run it::
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
-from engine.processes import Run
+from engine.processes import TESTS, Run
 from engine_sglang.processes import SglangEngines
 from gpu.compare import compare_runs
 from gpu.conftest import RESULTS, Note
@@ -34,7 +35,15 @@ ON_GPU: dict[str, Any] = {
     "cuda_graph_bs_prefill": [16, 64, 256, 512],
 }
 ENGINE: dict[str, Any] = {} if REHEARSAL else ON_GPU
-ENVIRONMENT = {} if REHEARSAL else {"SGLANG_USE_CPU_ENGINE": "0", "OMP_NUM_THREADS": "8"}
+ENVIRONMENT = {
+    # Where the engine was put by hand, it may be found by this path alone.
+    "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
+    "SGLANG_USE_CPU_ENGINE": "0",
+    "OMP_NUM_THREADS": "8",
+}
+if REHEARSAL:
+    ENVIRONMENT = {}
+COMMON: dict[str, Any] = {"count": COUNT, "engine": ENGINE, "attention": "in_torch"}
 # The scheduler reckons with short answers, also soon after that has cost a request its work.
 BOLD = {
     "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "4",
@@ -54,13 +63,13 @@ def engines(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
 
 @pytest.fixture(scope="module")
 def static(engines: SglangEngines) -> Run:
-    return engines.run("static", {"count": COUNT, "logprobs": True, "engine": ENGINE})
+    return engines.run("static", {**COMMON, "logprobs": True})
 
 
 @pytest.fixture(scope="module")
 def tight(engines: SglangEngines) -> Run:
     storage = {"capacity": "64GiB", "limit": LIMIT, "prefix_bound": LIMIT // 8}
-    return engines.elastic("tight", storage, count=COUNT, engine=ENGINE, environment=BOLD)
+    return engines.elastic("tight", storage, environment=BOLD, **COMMON)
 
 
 def test_tokens_are_statics(static: Run, tight: Run, note: Note) -> None:
