@@ -42,7 +42,8 @@ for file in vendored/*/upstream.yaml vendored/*/*/upstream.yaml; do
   pin=${file#vendored/} pin=$(dirname "$pin" | sed 's|/|==|')
   part "series of $pin" series "$pin"
 done
-part "tests without an engine" tests "$KVCACHED_VENV" -m "not engine and not sglang and not gpu"
+part "tests without an engine" tests "$KVCACHED_VENV" -n 2 --dist loadfile \
+  -m "not engine and not sglang and not gpu"
 part "tests with an engine" tests "$KVCACHED_VENV" -m "engine and not gpu"
 part "tests with SGLang" tests "$KVCACHED_VENV_SGLANG" -m sglang tests/engine_sglang
 echo "test: all green, $(($(date +%s) - started)) s"

@@ -33,7 +33,7 @@ def run_scheduler_process(*args: Any, **kwargs: Any) -> None:
     inside = Inside()
     inside.watch_allocators()
     inside.watch_scheduler(scheduler.Scheduler)
-    if name := os.environ[ATTENTION]:
+    if name := os.environ.get(ATTENTION):
         attention.BY_NAME[name]()
     if step := int(os.environ[MUTANT]):
         unmap_before(step, scheduler.Scheduler)

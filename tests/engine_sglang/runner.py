@@ -105,8 +105,8 @@ def _after(job: dict[str, Any], engine: Any, memory: Memory) -> dict[str, Any]:
     if job.get("bursts"):
         result["bursts"] = [_burst(engine, number) for number in range(job["bursts"])]
     if job.get("flush"):
-        engine.flush_cache()
-        result["memory_flushed"] = memory.settle()
+        _flush(engine)
+        result["memory_flushed"] = memory.settle(quiet=3.0)
     if job.get("sleeps"):
         engine.release_memory_occupation(tags=["kv_cache"])
         result["memory_asleep"] = memory.now()
@@ -129,6 +129,14 @@ def _burst(engine: Any, number: int) -> list[Any]:
     while _observed(engine)["checks"]["rests"] <= before:
         assert time.monotonic() < end, "it was not checked"
     return [[n, output["output_ids"]] for n, output in zip(numbers, outputs, strict=True)]
+
+
+def _flush(engine: Any) -> None:
+    """Drops the prefixes, which SGLang refuses until its scheduler knows that nothing runs."""
+    end = time.monotonic() + GATE_S
+    while not engine.flush_cache().success:
+        assert time.monotonic() < end, "it never rests"
+        time.sleep(0.05)
 
 
 def _wait_for(gate: Path) -> None:
