@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ import aiohttp
 
 from engine.processes import DEADLINE_S, Engines, Started
 from engine.runner import ENGINE
+from support.ports import free_port
 
 GRACE_S = 60  # for vLLM to end by itself after SIGTERM; by default it kills its engine at once
 
@@ -91,7 +91,7 @@ async def until(holds: Any, started: Started, what: str) -> None:
 
 def serve(engines: Engines, name: str, storage: dict[str, Any]) -> Server:
     """Starts a server of the tests' model with the runner's arguments; the caller ends it."""
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(engines.model)]
     command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--shutdown-timeout", str(GRACE_S), *_command_line(ENGINE)]
@@ -121,9 +121,3 @@ def _command_line(arguments: dict[str, Any]) -> list[str]:
         if value is not False:
             words += [option] if value is True else [option, str(value)]
     return words
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

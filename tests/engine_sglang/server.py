@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 import urllib.error
 import urllib.request
@@ -20,6 +19,7 @@ from engine.processes import DEADLINE_S, Started
 from engine_sglang import observe
 from engine_sglang.processes import SglangEngines
 from engine_sglang.runner import ENGINE
+from support.ports import free_port
 
 
 @dataclass
@@ -99,7 +99,7 @@ def serve(
 ) -> Server:
     """Starts a server of the tests' model with the runner's arguments and these; the caller ends
     it. With `deep_sleep` an idle scheduler sleeps until it is woken, however long."""
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, str(engines.scripts / "serve.py"), "--model-path"]
     command += [str(engines.model), "--host", "127.0.0.1", "--port", str(port)]
     command += _command_line({**ENGINE, **engine})
@@ -121,9 +121,3 @@ def _command_line(arguments: dict[str, Any]) -> list[str]:
         option = "--" + key.replace("_", "-")
         words += [option] if value is True else [option, str(value)]
     return words
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

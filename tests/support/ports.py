@@ -1,0 +1,10 @@
+from __future__ import annotations
+
+import socket
+
+
+def free_port() -> int:
+    """One of the machine's own that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
