@@ -118,6 +118,7 @@ def plan_of(arguments: argparse.Namespace, model: Path, engines: int) -> Plan:
         model=model,
         vocabulary=json.loads((model / "config.json").read_text())["vocab_size"],
         child=child_of(arguments),
+        counted=FORKS[arguments.fork].counted,
         log=arguments.log,
         alone=engines if arguments.serial else int(arguments.warm),
         rounds=arguments.rounds,

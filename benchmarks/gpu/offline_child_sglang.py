@@ -10,13 +10,38 @@ from typing import Any
 from offline_child import serve
 
 
+def run_telling_scheduler(*args: Any, **kwargs: Any) -> None:
+    """SGLang's process of a scheduler, whose internal state tells the counters of its storage."""
+    from sglang.srt.managers import scheduler  # noqa: PLC0415
+
+    cls = scheduler.Scheduler
+    state = cls.get_internal_state
+
+    def telling(it: Any, request: Any) -> Any:
+        from sglang.srt.mem_cache.kv_storage import get_kv_storage  # noqa: PLC0415
+
+        output = state(it, request)
+        found = {"passes": it.forward_ct}
+        if report := getattr(get_kv_storage(), "report", None):
+            found |= {key: n for key, n in report().items() if isinstance(n, int)}
+        output.internal_state["counters"] = found
+        return output
+
+    cls.get_internal_state = telling
+    scheduler.run_scheduler_process(*args, **kwargs)
+
+
 class Sglang:
     """See offline_child.Engine. Its scheduler is a process of its own."""
 
     def __init__(self, command: dict[str, Any]) -> None:
-        from sglang import Engine  # noqa: PLC0415 - only this process has an engine
+        # Only this process has an engine.
+        from sglang.srt.entrypoints.engine import Engine as Upstream  # noqa: PLC0415
 
         from kvcached_core.provenance.sglang import provenance  # noqa: PLC0415 - imports SGLang
+
+        class Engine(Upstream):  # type: ignore[misc]
+            run_scheduler_process_func = staticmethod(run_telling_scheduler)
 
         began = time.monotonic()
         self._vocabulary = command["vocabulary"]
@@ -41,7 +66,11 @@ class Sglang:
         return {"seconds": round(seconds, 3), "tokens_per_s": rate, "retractions": retracted}
 
     def counters(self) -> dict[str, Any]:
-        return {"counters": None, "why": "its scheduler tells none"}
+        try:
+            state = self._engine.get_server_info()["internal_states"][0]
+            return {"counters": state["counters"]}
+        except Exception as error:
+            return {"counters": None, "why": f"{type(error).__name__}: {error}"[:500]}
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ class Fork:
     start, or its sizing, goes by."""
     environment: Callable[[str], dict[str, str]]
     """For one of RUNNERS."""
+    counted: tuple[str, ...]
+    """Modes whose engines tell counters."""
 
 
 def _vllm_engine(cache: int, utilization: float) -> dict[str, Any]:
@@ -72,6 +74,11 @@ def _sglang_environment(runner: str) -> dict[str, str]:
 
 
 FORKS = {
-    "vllm": Fork(HERE / "offline_child.py", _vllm_engine, _vllm_environment),
-    "sglang": Fork(HERE / "offline_child_sglang.py", _sglang_engine, _sglang_environment),
+    "vllm": Fork(HERE / "offline_child.py", _vllm_engine, _vllm_environment, ("kvcached",)),
+    "sglang": Fork(
+        HERE / "offline_child_sglang.py",
+        _sglang_engine,
+        _sglang_environment,
+        ("static", "kvcached"),
+    ),
 }

@@ -23,6 +23,8 @@ class Plan:
     model: Path
     vocabulary: int
     child: list[str]
+    counted: tuple[str, ...]
+    """Modes whose engines tell counters."""
     log: Path
     alone: int
     """How many engines start one after another, before all others start together."""
@@ -129,7 +131,7 @@ class Run:
         record = self.records[name]
         made: Record = {"round": number, **found, "mib": mib}
         record["rounds"].append(made)
-        if record["mode"] == "kvcached":
+        if record["mode"] in self._plan.counted:
             made.update(self._counters(name))
         print(json.dumps({"engine": name, **made}), flush=True)
 
@@ -158,9 +160,9 @@ class Run:
             return None
 
     def _look_idle(self) -> None:
-        """What is in use before the first round, and the elastic engines' counters there."""
+        """What is in use before the first round, and the counters there."""
         for name in list(self._alive):
-            if self.records[name]["mode"] == "kvcached":
+            if self.records[name]["mode"] in self._plan.counted:
                 self.records[name]["counters_at_idle"] = self._ask(name, "counters")
         time.sleep(self._plan.settle_s)
         self._idle = self._gpu.used_mib()

@@ -44,6 +44,7 @@ class Stepper:
         self._rested = False  # since the last request
         self._unsettled = False  # something is on its way
         self._asleep = self._waking = False
+        self._waits, self._waited = 0, 0.0
 
     def bind(self, tree: Any, limits: Limits) -> None:
         self._pools.bind(tree)
@@ -132,7 +133,9 @@ class Stepper:
         if wanted or (demand.step and not supply.pages_for_neighbours()):
             supply.grow(wanted, short)
         if lacking_yet():
+            began = time.monotonic()
             supply.await_growth(lacking_yet)
+            self._waits, self._waited = self._waits + 1, self._waited + time.monotonic() - began
             short = lacking()
         least: Need = "decode" if running.reqs else goal
         starved = pools.pages_short("nothing", "decode") if running.reqs else short
@@ -197,6 +200,8 @@ class Stepper:
         ledger, counters = self._pools.ledger, self._memory.rank.counters()
         return {
             "steps": self._step,
+            "waits_for_growth": self._waits,
+            "waited_ms": round(1e3 * self._waited),
             "owned_pages": ledger.pages("owned"),
             "pages_of_pools": [part.pages("owned") for part in ledger.ledgers],
             "spare_pages": ledger.empty_pages(),
