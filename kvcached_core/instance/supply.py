@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Literal
 
-from kvcached_core.budget import Budget, Segment, open_device_budget, remove_segment
+from kvcached_core.budget import Segment, remove_segment
 from kvcached_core.instance.agreement import Changes, make_agreement
+from kvcached_core.instance.budgets import Budgets
 from kvcached_core.instance.plan import StoragePlan
 from kvcached_core.instance.waits import Deadline
 from kvcached_core.pool import GrowthPolicy, Ledger
-
-_Question = Literal["available", "reachable", "fair_share"]
 
 # An engine in which nothing can run looks again at least this often.
 _STARVED_MS = 10
@@ -37,10 +35,7 @@ class Supply:
         self._shares = plan.all_shares
         self._floor_pages = max(-(-share.floor // share.page_bytes) for share in self._shares)
         self.segment = Segment.open(str(plan.segment))
-        self._rows = [self._row_of(rank) for rank in range(plan.num_ranks)]
-        self.budget = open_device_budget(plan.budget_dir, plan.device)
-        """Of the first rank's device, which waits watch."""
-        self._others = self._open_others()
+        self.budgets = Budgets(plan, self.segment)
         self.agreement = make_agreement(plan, self.segment)
         self._epoch = 0
         self._retiring = 0  # pages
@@ -50,12 +45,7 @@ class Supply:
         self._wish = 0  # as published
         self._idle_pages = 0  # as published
         self._is_told = True  # whether the ranks were rung since
-        self._refused_at: int | None = None
-
-    @property
-    def row(self) -> int:
-        """Of the first rank: the watcher waits for what neighbours want of it."""
-        return self._rows[0]
+        self._refused_at: tuple[int, ...] | None = None
 
     def close(self) -> None:
         self.agreement.close()
@@ -86,22 +76,22 @@ class Supply:
         ledger, per_page = self._ledger, self._plan.blocks_per_page
         room = ledger.used_pages() * per_page - 1 - ledger.num_used()
         pages = ledger.used_pages() + max(0, -((room - num_blocks) // per_page))
-        shares = zip(self._shares, self._answers("fair_share"), strict=True)
+        shares = zip(self._shares, self.budgets.answers("fair_share"), strict=True)
         return any(pages * share.own_bytes > fair for share, fair in shares)
 
     def _free_pages(self) -> int:
-        """Pages that the budget would grant now."""
-        return self._least_pages("available")
+        """Pages that the budgets would grant now."""
+        return self.budgets.least_pages("available")
 
     def _spare_pages(self) -> int:
         """Pages that can be had without taking what a neighbour has or waits for."""
-        if self._is_refused() or self.budget.others_want(self.row):
+        if self._is_refused() or self.budgets.others_want():
             return 0
         return self._free_pages()
 
     def _is_refused(self) -> bool:
-        """Whether a rank said no, and nothing has changed in the record since."""
-        return self._refused_at == self.budget.event()
+        """Whether a rank said no, and nothing has changed in a record since."""
+        return self._refused_at == self.budgets.event()
 
     # --- growing ---
 
@@ -144,7 +134,7 @@ class Supply:
         ledger.growth_failed(changes.refused)
         self._aborting += changes.partial
         if changes.refused or changes.partial:
-            self._refused_at = self.budget.event()
+            self._refused_at = self.budgets.event()
             self._most_pages = None
         if changes.lost:
             self._log.error("KV storage: %d pages lost to a driver error", len(changes.lost))
@@ -179,7 +169,7 @@ class Supply:
         lacks already."""
         deadline = Deadline(self._plan.settings.reclaim_wait_ms)
         while True:
-            seen = self.budget.event()
+            seen = self.budgets.event()
             short, left = self.await_growth(pages_short, deadline), deadline.left_ms()
             # Two that wait for each other would only lose time: who is asked gives first.
             if not short or not left or self.pages_for_neighbours():
@@ -188,14 +178,14 @@ class Supply:
                 self.grow(short, short)
             elif short <= self._reachable_pages():
                 self.publish_wish(max(wish, short))
-                self.budget.wait_event(seen, left)
+                self.budgets.wait_event(seen, left)
             else:
                 return short
 
     def await_anything(self) -> None:
         """Nothing can run for want of memory: a short sleep that any change in the record ends."""
         if not self.agreement.outstanding():
-            self.budget.wait_event(self.budget.event(), _STARVED_MS)
+            self.budgets.wait_event(self.budgets.event(), _STARVED_MS)
 
     # --- giving back ---
 
@@ -228,7 +218,7 @@ class Supply:
     def pages_for_neighbours(self) -> int:
         """Unused pages above the floor that a neighbour waits for and that are not on their way."""
         unused = self.unused_pages()
-        asked = self._asked_pages(unused)
+        asked = self.budgets.asked_pages(unused)
         if not asked:
             return 0
         missing = asked - self._ledger.pages("retiring")
@@ -238,7 +228,7 @@ class Supply:
     def is_asked(self) -> bool:
         """Whether by the record a neighbour waits for what this engine could give. From any
         thread."""
-        return self._asked_pages() > 0
+        return self.budgets.asked_pages() > 0
 
     def has_aborted(self) -> bool:
         """Whether some rank owns pages that others could not get: the next update retires them."""
@@ -270,7 +260,7 @@ class Supply:
     def publish_wish(self, pages: int) -> None:
         """Pages that a request lacks."""
         if pages:  # what the limit forbids, no neighbour can give
-            pages = min(pages, self._pages_below_limit())
+            pages = min(pages, self.budgets.pages_below_limit())
         if pages != self._wish:
             self._wish = pages
             self.segment.set_wish(pages)
@@ -283,64 +273,11 @@ class Supply:
             self._idle_pages = idle
             self._is_told = False
             self.segment.set_idle(idle)
-        if not self._is_told and (resting or self.budget.others_want(self.row)):
+        if not self._is_told and (resting or self.budgets.others_want()):
             self._is_told = True
             self.segment.ring_ranks()
 
     # --- inside ---
 
-    def _asked_pages(self, unused: int | None = None) -> int:
-        """Pages that cover what neighbours want of any rank: theirs may be smaller than ours. By
-        what the record says is idle, or if `unused` pages are."""
-        most = 0
-        for rank, share in enumerate(self._shares):
-            idle = () if unused is None else (unused * share.own_bytes,)
-            sample = self.segment.sample(rank)
-            target = self._budget_of(rank).reclaim_target(self._rows[rank], *sample, *idle)
-            most = max(most, -(-target // share.own_bytes))
-        return most
-
-    def _pages_below_limit(self) -> int:
-        return min(
-            max(0, share.limit - int(self.segment.rank_info(rank)["created_bytes"]))
-            // share.page_bytes
-            for rank, share in enumerate(self._shares)
-        )
-
     def _reachable_pages(self) -> int:
-        return self._least_pages("reachable")
-
-    def _answers(self, question: _Question) -> list[int]:
-        """What the budgets answer to each rank's row and its last look at its device: the scheduler
-        half itself calls no driver."""
-        return [
-            getattr(self._budget_of(rank), question)(row, *self.segment.sample(rank))
-            for rank, row in enumerate(self._rows)
-        ]
-
-    def _least_pages(self, question: _Question) -> int:
-        """Pages that every rank can pay for; ranks of one device pay from one purse."""
-        answers = self._answers(question)
-        pages, purses = [], dict[str, tuple[int, int]]()
-        for share, answer in zip(self._shares, answers, strict=True):
-            pages.append(answer // share.page_bytes)
-            most, price = purses.get(share.device, (0, 0))
-            purses[share.device] = (max(most, answer), price + share.page_bytes)
-        return min(*pages, *(most // price for most, price in purses.values()))
-
-    def _budget_of(self, rank: int) -> Budget:
-        device = self._shares[rank].device
-        return self.budget if device == self._plan.device else self._others[device]
-
-    def _open_others(self) -> dict[str, Budget]:
-        devices = {share.device for share in self._shares} - {self._plan.device}
-        return {device: open_device_budget(self._plan.budget_dir, device) for device in devices}
-
-    def _row_of(self, rank: int) -> int:
-        info = self.segment.rank_info(rank)
-        if not info["joined"]:
-            raise RuntimeError(
-                f"rank {rank} of engine {self._plan.instance} has not started its KV storage; its "
-                "worker must be initialized before the scheduler"
-            )
-        return int(info["row"])
+        return self.budgets.least_pages("reachable")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from kvcached_core.budget import Budget, BudgetError
+from kvcached_core.instance.supply import Supply
 
 # A wake that is lost, or a need that time alone brings up, is seen after this long.
 _LOOK_MS = 200
@@ -17,7 +18,7 @@ _REAP_S = 0.5
 
 
 class Watcher:
-    """A daemon thread that waits on the record. It decides nothing; it only reaps the dead, since
+    """A daemon thread that waits on a device's record. It decides nothing; it only reaps the dead, since
     an engine that has no room does not ask for any, and asking is what reaps otherwise."""
 
     def __init__(
@@ -62,3 +63,20 @@ class Watcher:
         """Ends the thread, within _LOOK_MS. May be called twice."""
         self._stopped.set()
         self._thread.join(timeout=5)
+
+
+class Watchers:
+    """A Watcher for each device that the engine's ranks lie on."""
+
+    def __init__(
+        self, supply: Supply, wakeup: Callable[[], None], look_again: Callable[[], bool]
+    ) -> None:
+        self._watchers = [
+            Watcher(budget, row, wakeup, supply.is_asked, look_again, supply.segment.ring_ranks)
+            for budget, row in supply.budgets.firsts
+        ]
+
+    def stop(self) -> None:
+        """Ends all. May be called twice."""
+        for watcher in self._watchers:
+            watcher.stop()

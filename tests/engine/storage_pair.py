@@ -161,8 +161,10 @@ class Pair:
         )
 
     def count_budget_calls(self) -> dict[str, int]:
-        counting = Counting(self.storage.supply.budget)
-        self.storage.supply.budget = counting  # type: ignore[assignment]
+        budgets = self.storage.supply.budgets
+        counting: Any = Counting(budgets.of(0))
+        budgets.firsts = [(counting, row) for _, row in budgets.firsts]
+        budgets._by_device = dict.fromkeys(budgets._by_device, counting)
         return counting.calls
 
     def count_segment_calls(self) -> dict[str, int]:

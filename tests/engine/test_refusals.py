@@ -71,6 +71,7 @@ CHANGES: list[tuple[str, str, Any]] = [
         "external_launcher",
     ),
     ("--distributed-executor-backend", "parallel_config.distributed_executor_backend", "ray"),
+    ("--nnodes", "parallel_config.nnodes", 2),
     ("--enable-elastic-ep", "parallel_config.enable_elastic_ep", True),
     ("--kv-offloading-size", "cache_config.kv_offloading_size", 1.0),
     ("--kv-cache-dtype", "cache_config.cache_dtype", "fp8_per_token_head"),
@@ -112,13 +113,10 @@ def test_a_remembered_size_is_refused(clean: VllmConfig, monkeypatch: pytest.Mon
         support.check_supported(clean)
 
 
-def test_several_ranks_are_served_on_cpu_only(clean: VllmConfig) -> None:
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_several_ranks_are_served(clean: VllmConfig, kind: str) -> None:
     two = changed(clean, "parallel_config.world_size", 2)
-    support.check_supported(two)
-    gpu = changed(two, "device_config.device_type", "cuda")
-    with pytest.raises(ValueError, match="--tensor-parallel-size, --pipeline-parallel-size: eng"):
-        support.check_supported(gpu)
-    support.check_supported(changed(gpu, "parallel_config.world_size", 1))
+    support.check_supported(changed(two, "device_config.device_type", kind))
 
 
 def test_several_ranks_do_not_sleep(clean: VllmConfig) -> None:
@@ -167,7 +165,6 @@ def test_both_runners_are_served(clean: VllmConfig, monkeypatch: pytest.MonkeyPa
 def test_every_rule_is_tried_above() -> None:
     tried = {option for option, _, _ in CHANGES}
     tried |= {"VLLM_ENABLE_STARTUP_PLAN", "--sleep-mode-backend", "--enable-sleep-mode"}
-    tried |= {"--tensor-parallel-size", "--pipeline-parallel-size"}
     for option, _, _ in support._RULES:
         assert set(option.split(", ")) <= tried
 

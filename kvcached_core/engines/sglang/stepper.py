@@ -17,7 +17,7 @@ from kvcached_core.engines.sglang.pools import Pools
 from kvcached_core.engines.sglang.supply import SglangSupply
 from kvcached_core.engines.sglang.wake import Wake
 from kvcached_core.instance.plan import StoragePlan
-from kvcached_core.instance.watcher import Watcher
+from kvcached_core.instance.watcher import Watchers
 
 # An idle scheduler that spins looks this often without being rung, and one that wakes tries again.
 _LOOK_S = 0.2
@@ -36,7 +36,7 @@ class Stepper:
         self._pools = pools
         self._giver = Giver(plan, memory, pools, self.supply)
         self._limits: Limits | None = None
-        self._watcher: Watcher | None = None
+        self._watchers: Watchers | None = None
         self._step = 0
         self._arrived = 0  # requests that the last step may have admitted
         self._looked = 0.0
@@ -49,15 +49,7 @@ class Stepper:
     def bind(self, tree: Any, limits: Limits) -> None:
         self._pools.bind(tree)
         self._limits = limits
-        supply = self.supply
-        self._watcher = Watcher(
-            supply.budget,
-            supply.row,
-            self.wake.ring,
-            supply.is_asked,
-            lambda: self._unsettled,
-            supply.segment.ring_ranks,
-        )
+        self._watchers = Watchers(self.supply, self.wake.ring, lambda: self._unsettled)
 
     def note_forward(self, stream: Any) -> None:
         self._giver.forward_stream = stream
@@ -192,8 +184,8 @@ class Stepper:
         return True
 
     def stop(self) -> None:
-        if self._watcher is not None:
-            self._watcher.stop()
+        if self._watchers is not None:
+            self._watchers.stop()
 
     def report(self) -> dict[str, Any]:
         """Counts of this rank, for whoever looks into the process."""

@@ -2,7 +2,7 @@
 
 It makes no driver call. It asks for memory through the instance's segment, ahead of need, and says
 with each step's update which pages the step may touch first and which nothing needs any more. All
-methods run in the engine core's thread; the watcher's thread only calls ``wakeup``.
+methods run in the engine core's thread; the watchers' threads only call ``wakeup``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvcached_core.engines.vllm.queue import LedgerQueue
 from kvcached_core.engines.vllm.recorder import Recorder, RecordingQueue, log_path
 from kvcached_core.instance.plan import StoragePlan
 from kvcached_core.instance.supply import Supply
-from kvcached_core.instance.watcher import Watcher
+from kvcached_core.instance.watcher import Watchers
 from kvcached_core.pool import Ledger
 from kvcached_core.provenance.vllm import provenance
 
@@ -45,7 +45,7 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         self._gave_up = False  # waiting for growth instead of evicting, in this pass
         self._pid = os.getpid()
         self._pool: BlockPool | None = None
-        self._watcher: Watcher | None = None
+        self._watchers: Watchers | None = None
         log = plan.settings.allocation_log
         self._recorder = Recorder(log_path(log, plan.instance), plan) if log else None
         self._evicting = False
@@ -59,15 +59,7 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
                 f"{self.plan.num_blocks}, or a second pool attaches"
             )
         self._pool = pool
-        supply = self.supply
-        self._watcher = Watcher(
-            supply.budget,
-            supply.row,
-            self._wake,
-            supply.is_asked,
-            self._look_again,
-            supply.segment.ring_ranks,
-        )
+        self._watchers = Watchers(self.supply, self._wake, self._look_again)
         atexit.register(self.shutdown)
         _log_start(self.plan)
         grow = self._grow_before_evicting
@@ -223,8 +215,8 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
         if os.getpid() != self._pid:
             return  # a forked child ends: the engine goes on
         atexit.unregister(self.shutdown)
-        if self._watcher is not None:
-            self._watcher.stop()
+        if self._watchers is not None:
+            self._watchers.stop()
         if self._recorder is not None:
             self._recorder.close()
         self.supply.close()
@@ -272,7 +264,7 @@ def _log_start(plan: StoragePlan) -> None:
         "KV storage: kvcached, engine %s on budget %s: reserved %s in %d pages of %s "
         "(%d blocks each), floor %s, limit %s, capacity %s; %s",
         plan.instance,
-        plan.device,
+        ", ".join(dict.fromkeys(share.device for share in plan.all_shares)),
         format_size(plan.reserved_bytes),
         plan.num_pages,
         format_size(plan.page_bytes),

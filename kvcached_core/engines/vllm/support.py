@@ -27,9 +27,9 @@ _RULES: tuple[_Rule, ...] = (
         "there are drivers for CPU and CUDA devices",
     ),
     (
-        "--tensor-parallel-size, --pipeline-parallel-size",
-        lambda c: c.parallel_config.world_size > 1 and c.device_config.device_type != "cpu",
-        "engines of several ranks are served on CPU only in this release",
+        "--nnodes",
+        lambda c: c.parallel_config.nnodes > 1,
+        "the ranks of an engine agree through sockets of one machine",
     ),
     (
         "--enable-sleep-mode",

@@ -8,22 +8,27 @@ since nobody reads what they compute.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+import select
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from kvcached_core.budget import Rank, Segment
 from kvcached_core.config import format_size
 from kvcached_core.instance.plan import StoragePlan
+from kvcached_core.instance.waits import Deadline
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
 
-_GROWTH_S = 30.0
+_GROWTH_MS = 30_000
+_LOOK_S = 0.1
+_ORDER = 0  # no transaction's id
+_SILENT = "the rank did not answer"
 
 
 class WarmupPages:
-    """Asks for pages in the place of a scheduler half; one rank an engine."""
+    """Asks for one rank's pages, in the place of a scheduler half. Ranks need not get as many as
+    each other: none of them sees what another makes of a block."""
 
     def __init__(self, plan: StoragePlan, rank: Rank) -> None:
         self._plan = plan
@@ -51,7 +56,6 @@ class WarmupPages:
 
     def _take(self, highest: int) -> None:
         plan = self._plan
-        assert plan.num_ranks == 1
         per_page = plan.blocks_per_page
         least = 2 if per_page == 1 else 1  # page 0 is there, but the null block is nobody's
         most = min(max(plan.floor // plan.page_bytes, least), plan.num_pages)
@@ -68,20 +72,48 @@ class WarmupPages:
 
     def _grow(self, pages: list[int]) -> list[int]:
         """Those of them that the rank then owns, from the first on."""
+        if not pages:
+            return []
+        grow = self._grow_alone if self._plan.start else self._grow_by_segment
+        return grow(pages, Deadline(_GROWTH_MS))
+
+    def _grow_by_segment(self, pages: list[int], deadline: Deadline) -> list[int]:
         # Its own view: the scheduler half opens another, which knows nothing of what is asked here.
         segment = Segment.open(str(self._plan.segment))
         segment.request(pages)
         owned: list[int] = []
-        deadline = time.monotonic() + _GROWTH_S
         while True:
             seen = segment.progress()
             owned += segment.poll()[0]
             if not segment.outstanding():
                 return owned
-            left = deadline - time.monotonic()
-            if failure := segment.failure() or ("" if left > 0 else "the rank did not answer"):
-                raise RuntimeError(f"KV storage of engine {self._plan.instance}: {failure}")
-            segment.wait_progress(seen, max(1, int(left * 1000)))
+            left = deadline.left_ms()
+            if failure := segment.failure() or ("" if left else _SILENT):
+                raise self._failed(failure)
+            segment.wait_progress(seen, left)
+
+    def _grow_alone(self, pages: list[int], deadline: Deadline) -> list[int]:
+        """Among several ranks each takes what it can: nobody but itself uses it."""
+        owned = self._await("attempted", lambda: self._rank.take(_ORDER, pages), deadline)
+        self._await("settled", lambda: self._rank.settle(_ORDER, owned, []), deadline)
+        return owned
+
+    def _await(self, kind: str, order: Callable[[], None], deadline: Deadline) -> list[int]:
+        """Gives an order; the pages that are held when it was carried out."""
+        segment = Segment.open(str(self._plan.segment))
+        readable = self._rank.outcomes_fd()
+        order()
+        while True:
+            select.select([readable], [], [], _LOOK_S)
+            for found, _, held, _ in self._rank.take_outcomes():
+                if found == kind:
+                    return list(held)
+            failure = segment.failure()
+            if failure or not deadline.left_ms():
+                raise self._failed(failure or _SILENT)
+
+    def _failed(self, why: str) -> RuntimeError:
+        return RuntimeError(f"KV storage of engine {self._plan.instance}: {why}")
 
 
 def _lists_of_ids(scheduler_output: SchedulerOutput) -> Iterator[list[int]]:

@@ -147,8 +147,6 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
             budget.leave(row)
             raise
         self._row = row
-        if plan.start:
-            self._server = _listen(plan, self._rank)
         self._warmup = WarmupPages(plan, self._rank)
         atexit.register(self.shutdown)
         logger.info(
@@ -167,6 +165,9 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
         self._retire_at(warmup.pages, 0)
         self._drain()
         self._lower_claim(now=True)
+        assert self._plan is not None and self._rank is not None
+        if self._plan.start:  # before, its outcomes are the warm-up's
+            self._server = _listen(self._plan, self._rank)
 
     def _lower_claim(self, *, now: bool = False) -> None:
         if self._rank is not None and self._device is not None:
