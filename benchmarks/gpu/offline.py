@@ -16,6 +16,11 @@ NAME={"mode": MODE, "key": value, ...}. Modes: `static`; `kvcached` with the set
 storage; `peer`, upstream's kvcached (of vLLM's runners only the first), which must be installed
 beside the fork. See offline_spec.py for the keys of every mode.
 
+On two GPUs, each engine on both (the memory in use that is told is the first one's):
+
+    python benchmarks/gpu/offline.py OUT.json --static-cache 21GiB \\
+        --engine static=static,tp=2 --engine bm32=kvcached,page_size=32MiB,tp=2
+
 All must fit: on 140 GiB static and one elastic engine with 512 requests (128 KiB a token), or
 four engines with `--requests 256 --static-cache 21GiB`. An elastic engine that has too little
 memory is slower, and shows it in `refused`.

@@ -23,6 +23,14 @@ class Fork:
     """For one of RUNNERS."""
     counted: tuple[str, ...]
     """Modes whose engines tell counters."""
+    ranks: Callable[[int, int], dict[str, Any]]
+    """Arguments for so many GPUs, each with a cache of so many bytes."""
+
+    def tensor_parallel(self, ranks: int, cache: int) -> tuple[dict[str, Any], dict[str, str]]:
+        """Arguments and environment for GPUs that share each layer. They add up by NCCL alone, and
+        without multicast, which not every machine has."""
+        engine = {**self.ranks(ranks, cache), "disable_custom_all_reduce": True}
+        return engine, {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 
 
 def _vllm_engine(cache: int, utilization: float) -> dict[str, Any]:
@@ -50,6 +58,10 @@ def _vllm_environment(runner: str) -> dict[str, str]:
     }
 
 
+def _vllm_ranks(ranks: int, cache: int) -> dict[str, Any]:
+    return {"tensor_parallel_size": ranks}
+
+
 def _sglang_engine(cache: int, utilization: float) -> dict[str, Any]:
     # SGLang takes what the device has, but for a share of what was free; this cuts it.
     return {
@@ -69,16 +81,27 @@ def _sglang_engine(cache: int, utilization: float) -> dict[str, Any]:
     }
 
 
+def _sglang_ranks(ranks: int, cache: int) -> dict[str, Any]:
+    return {"tp_size": ranks, "max_total_tokens": ranks * cache // TOKEN_BYTES}
+
+
 def _sglang_environment(runner: str) -> dict[str, str]:
     return {"HF_HUB_OFFLINE": "1"}
 
 
 FORKS = {
-    "vllm": Fork(HERE / "offline_child.py", _vllm_engine, _vllm_environment, ("kvcached",)),
+    "vllm": Fork(
+        HERE / "offline_child.py",
+        _vllm_engine,
+        _vllm_environment,
+        ("kvcached",),
+        _vllm_ranks,
+    ),
     "sglang": Fork(
         HERE / "offline_child_sglang.py",
         _sglang_engine,
         _sglang_environment,
         ("static", "kvcached"),
+        _sglang_ranks,
     ),
 }

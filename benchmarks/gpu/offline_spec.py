@@ -54,8 +54,9 @@ class Spec:
 def parse_spec(text: str, common: Common) -> Spec:
     """From `NAME=MODE[,key=value...]` or `NAME={"mode": MODE, ...}`.
 
-    Keys of every mode: `runner`, `cache`, `utilization`, `env.VARIABLE`, `engine.ARGUMENT`; of
-    `peer` also `contiguous`; of `kvcached` also all settings of the elastic storage.
+    Keys of every mode: `runner`, `cache`, `utilization`, `tp` (GPUs, each of which has a part of
+    every layer, and `cache` bytes for its part), `env.VARIABLE`, `engine.ARGUMENT`; of `peer` also
+    `contiguous`; of `kvcached` also all settings of the elastic storage.
     """
     name, _, given = text.partition("=")
     try:
@@ -96,8 +97,11 @@ def _spec(name: str, keys: dict[str, Any], common: Common) -> Spec:
     cache = parse_size(keys.pop("cache", common.cache), "cache")
     fork = FORKS[common.fork]
     usual = fork.engine(cache, keys.pop("utilization", common.utilization))
-    engine = {**usual, **common.engine, **given}
     environment = fork.environment(runner)
+    if (ranks := keys.pop("tp", 1)) != 1:
+        engine, variables = fork.tensor_parallel(int(ranks), cache)
+        usual, environment = usual | engine, environment | variables
+    engine = {**usual, **common.engine, **given}
     if mode == "peer":
         contiguous = str(keys.pop("contiguous", True)).lower()
         environment |= {**PEER_SWITCHES, "KVCACHED_CONTIGUOUS_LAYOUT": contiguous}

@@ -18,8 +18,8 @@ _REAP_S = 0.5
 
 
 class Watcher:
-    """A daemon thread that waits on a device's record. It decides nothing; it only reaps the dead, since
-    an engine that has no room does not ask for any, and asking is what reaps otherwise."""
+    """A daemon thread that waits on a device's record. It decides nothing; it only reaps the dead,
+    since an engine that has no room does not ask for any, and asking is what reaps otherwise."""
 
     def __init__(
         self,

@@ -47,6 +47,15 @@ def test_time_to_map(tmp_path: Path) -> None:
         assert all(p["map"] > 0 and p["unmap"] > 0 for p in paths.values())
 
 
+def test_time_to_grow_on_two_devices(tmp_path: Path) -> None:
+    sizes = ["--mib", "2", "--pages", "8"]
+    found = measured("ranks.py", tmp_path / "out.json", "--repeats", "3", *sizes)
+    (figures,) = found["ms"].values()
+    assert 0 < figures["owned"] <= figures["mapped"]
+    assert len(figures["driver"]) == 2 and all(took > 0 for took in figures["driver"])
+    assert figures["shrunk"] > 0 and len(figures["mapped, all"]) == 3
+
+
 @pytest.mark.engine
 def test_what_a_neighbour_loses(tmp_path: Path) -> None:
     small = ["--gib", "0.005", "--half", "0.015625", "--copies", "20", "--replays", "20"]

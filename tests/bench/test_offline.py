@@ -260,3 +260,20 @@ def test_what_an_engine_of_sglang_is_given(bench: Bench) -> None:
         assert not {key for key in engine["environment"] if key.startswith("VLLM")}
     assert engines["b"]["engine"]["kv_storage_config"] == {"limit": 3 << 30, "page_size": "2MiB"}
     assert "kv_storage_backend" not in engines["a"]["engine"] | engines["c"]["engine"]
+
+
+@pytest.mark.parametrize(
+    ("fork", "argument"), [("vllm", "tensor_parallel_size"), ("sglang", "tp_size")]
+)
+def test_engines_on_two_devices(bench: Bench, fork: str, argument: str) -> None:
+    more = ["--fork", fork, "--static-cache", "3GiB", "--rounds", "1"]
+    done = bench.run(*more, a="static,tp=2", b="kvcached,tp=2", c="static")
+    engines = done.result["engines"]
+    for name in "ab":
+        given = engines[name]["engine"]
+        assert given[argument] == 2 and given["disable_custom_all_reduce"] is True
+        assert engines[name]["environment"]["NCCL_NVLS_ENABLE"] == "0"
+        if fork == "sglang":  # it counts tokens, of which each device has a half
+            assert given["max_total_tokens"] == 2 * (3 << 30) // (128 << 10)
+    assert argument not in engines["c"]["engine"]
+    assert "NCCL_NVLS_ENABLE" not in engines["c"]["environment"]

@@ -17,9 +17,10 @@ from kvcached_core.budget import Budget, open_device_budget
 PATIENCE_S = 30.0
 
 
-def gpu_key() -> str:
-    """Of the budget of the first GPU that this process may use."""
-    index = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+def gpu_key(number: int = 0) -> str:
+    """Of the budget of a GPU; `number` counts those that this process may use."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    index = visible.split(",")[number] if visible else str(number)
     command = ["nvidia-smi", "-i", index, "--query-gpu=uuid", "--format=csv,noheader"]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return f"cuda:{found.strip()}"

@@ -48,6 +48,6 @@ CPU = Scale(page=256 << 10, capacity=6 * MIB, few=20, many=100, weights=0, noise
 SCALE = CPU if REHEARSAL else GPU
 
 
-def device_key(budget: str) -> str:
-    """Of the record that engines with that budget share."""
-    return f"host:{budget}" if REHEARSAL else gpu_key()
+def device_key(budget: str, number: int = 0) -> str:
+    """Of the record that engines with that budget share; `number` counts the GPUs."""
+    return f"host:{budget}" if REHEARSAL else gpu_key(number)
