@@ -23,11 +23,13 @@ class Build:
 
 def build_of(stamp: str) -> Build | None:
     """The build whose stamp is the module `stamp`; None where an engine runs without one, from a
-    tree. Imports the engine's packages above the stamp."""
+    tree, or is not a fork. Imports the engine's packages above the stamp."""
     try:
         found = importlib.import_module(stamp)
     except ModuleNotFoundError as error:
-        if error.name != stamp:
+        # Upstream itself lacks also the package that the stamp lies in.
+        above = f"{stamp}.".startswith(f"{error.name}.") and "." in (error.name or "")
+        if not above:
             raise
         return None
     return Build(

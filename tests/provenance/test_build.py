@@ -37,6 +37,15 @@ def test_a_tree_has_none(package: Path) -> None:
     assert build_of("stampedengine._series") is None
 
 
+def test_what_is_no_fork_has_none(package: Path) -> None:
+    assert build_of("stampedengine.storage._series") is None
+
+
+def test_without_the_engine_nothing_is_told() -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_engine"):
+        build_of("no_such_engine.storage._series")
+
+
 def test_what_is_missing_elsewhere_is_no_tree(package: Path) -> None:
     (package / "__init__.py").write_text("import no_such_module_anywhere\n")
     with pytest.raises(ModuleNotFoundError, match="no_such_module_anywhere"):
