@@ -59,7 +59,9 @@ def _vllm_environment(runner: str) -> dict[str, str]:
 
 
 def _vllm_ranks(ranks: int, cache: int) -> dict[str, Any]:
-    return {"tensor_parallel_size": ranks}
+    # Fused with what follows, sums go through FlashInfer, and there by multicast.
+    alone = {"pass_config": {"fuse_allreduce_rms": False}}
+    return {"tensor_parallel_size": ranks, "compilation_config": alone}
 
 
 def _sglang_engine(cache: int, utilization: float) -> dict[str, Any]:

@@ -13,7 +13,8 @@ adapters or null for none: each prompt is asked with each of them; ``reset``, wh
 prefix cache at the end; ``busy``, a file until which the workload is repeated; ``cycles``, how
 often to sleep and wake with nothing running, looking at the device behind ``record`` (directory and
 key); ``logprobs``, whether to tell, as ``gaps``, by how much each token was likelier than the next
-best one (difference of logarithms); ``most_tokens``, of an answer.
+best one (difference of logarithms); ``most_tokens``, of an answer; ``one_by_one``, whether a
+request is sent when the one before it has its answer.
 """
 
 from __future__ import annotations
@@ -74,7 +75,13 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         _wait_for(Path(job["gate"]))
     began = time.monotonic()
     loras = (adapters * len(asked))[:count]
-    outputs = llm.generate(prompts, samplings, use_tqdm=False, lora_request=loras)
+    at_once = 1 if job.get("one_by_one") else count
+    outputs = []
+    for i in range(0, count, at_once):
+        part = slice(i, i + at_once)
+        outputs += llm.generate(
+            prompts[part], samplings[part], use_tqdm=False, lora_request=loras[part]
+        )
     result["run_seconds"] = time.monotonic() - began
     result["tokens"] = [list(o.outputs[0].token_ids) for o in outputs]
     if job.get("logprobs"):

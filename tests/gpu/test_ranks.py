@@ -47,6 +47,11 @@ if REHEARSAL:
 
 def two_ranks(runner: str) -> dict[str, Any]:
     made = job(runner, COUNT, **SHAPE)
+    made["engine"]["compilation_config"] = {
+        **made["engine"].get("compilation_config", {}),
+        # Fused with what follows, sums go through FlashInfer, and there by multicast.
+        "pass_config": {"fuse_allreduce_rms": False},
+    }
     made["environment"] |= ENVIRONMENT
     return made
 
