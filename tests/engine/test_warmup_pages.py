@@ -127,6 +127,47 @@ def test_a_step_without_blocks_takes_nothing(worker: Worker) -> None:
     assert worker.readable() == [worker.plan.extent_bytes[0]] * LAYERS
 
 
+# --- several ranks ---
+
+
+@pytest.fixture
+def two(make: Make) -> Iterator[list[Worker]]:
+    workers = [make(num_blocks=400, capacity="8MiB", rank=rank) for rank in range(2)]
+    workers[0].start_with(workers[1])
+    yield workers
+
+
+def test_each_rank_warms_up_with_pages_of_its_own(two: list[Worker]) -> None:
+    for worker in two:  # in turn: no rank waits for another's answer
+        named = touch(worker, prefill(requests=70, blocks=2))
+        assert set(named) == set(range(1, 12))
+        assert worker.readable() == [3 * worker.plan.extent_bytes[0]] * LAYERS
+    for worker in two:
+        worker.storage.on_warmup_done()
+        assert worker.readable() == [worker.plan.extent_bytes[0]] * LAYERS
+    first = two[0]
+    block = KvcachedBackend.create_block_storage(first.vllm_config, first.config)
+    pool = BlockPool(first.config.num_blocks, True, 16)
+    pool.attach_storage(block)
+    assert block.ledger.pages("owned") == 1
+    assert pool.reserve_blocks(11)
+    pool.get_new_blocks(11)
+    update = block.take_update()
+    assert update is not None and update.epoch == 1
+    for worker in two:
+        worker.step(1, map=update.map)
+        assert min(worker.readable()) >= 3 * worker.plan.extent_bytes[0]  # and a reserve
+    block.shutdown()
+
+
+def test_a_rank_that_gets_less_warms_up_with_less(two: list[Worker]) -> None:
+    storage, plan = two[1].storage, two[1].plan
+    assert storage._budget is not None and storage._row is not None
+    storage._budget.set_terms(storage._row, 2 * plan.page_bytes, 0, 0, 1000)
+    assert set(touch(two[0], prefill(requests=70, blocks=2))) == set(range(1, 12))
+    assert set(touch(two[1], prefill(requests=70, blocks=2))) == set(range(1, 8))
+
+
 PAGE = LAYERS * 4096  # of one block
 
 

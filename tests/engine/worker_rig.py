@@ -49,6 +49,7 @@ class Worker:
         self, directory: Path, *, layout: str = "per-layer", num_blocks: int = 40, **given: Any
     ) -> None:
         cache = given.pop("kv_cache_memory_bytes", None)
+        rank = given.pop("rank", 0)
         storage = {
             "budget_dir": str(directory),
             "name": "one",
@@ -85,7 +86,7 @@ class Worker:
         else:
             tensors = [KVCacheTensor(num_blocks * BLOCK, [name]) for name in names]
         self.config = KVCacheConfig(num_blocks, tensors, groups)
-        self.storage = KvcachedWorkerStorage(self.vllm_config, settings_of(self.vllm_config), 0)
+        self.storage = KvcachedWorkerStorage(self.vllm_config, settings_of(self.vllm_config), rank)
         self.tensors: list[torch.Tensor] = []
 
     def adjust(self, found: int = 77) -> int:
@@ -111,6 +112,15 @@ class Worker:
         if warm:
             self.storage.on_warmup_done()
         return self
+
+    def start_with(self, *others: Worker) -> None:
+        """Starts them as ranks of one engine, up to their warm-up."""
+        workers = [self, *others]
+        for worker in workers:
+            worker.adjust()
+        KvcachedBackend.plan(self.vllm_config, [worker.config for worker in workers])
+        for worker in workers:
+            worker.allocate()
 
     @property
     def plan(self) -> StoragePlan:
