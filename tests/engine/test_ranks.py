@@ -46,8 +46,9 @@ def reference(engines: Engines, shape: str) -> Run:
 
 @pytest.fixture(scope="module")
 def unbounded(engines: Engines, shape: str) -> Run:
-    """Cached prefixes stay, until they are dropped."""
-    return engines.elastic(f"unbounded-{shape}", {}, **job(shape, reset=True))
+    """Cached prefixes stay, until they are dropped; and it sleeps, idle and in the midst of three
+    requests."""
+    return engines.elastic(f"unbounded-{shape}", {}, **job(shape, sleeps=[0, 3], reset=True))
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,16 @@ def test_tokens_are_upstreams_under_preemption(tight: Run, reference: Run) -> No
     assert tight["tokens"] == reference["tokens"]
     assert 0 < tight["memory_peak"] <= 2 * 6 * PAGE
     assert tight["memory_after_run"] <= 2 * 3 * PAGE
+
+
+def test_asleep_each_rank_holds_its_null_page_and_its_floor(unbounded: Run) -> None:
+    for sleep in unbounded["sleeps"]:
+        assert sleep["held_before"] > sleep["held"] == 2 * PAGE
+        assert sleep["floor"] == sleep["floor_awake"] > 0
+
+
+def test_awake_it_answers_as_before(unbounded: Run, reference: Run) -> None:
+    assert unbounded["tokens_awake"] == reference["tokens"]
 
 
 def test_both_ranks_say_what_they_reserved(unbounded: Run) -> None:

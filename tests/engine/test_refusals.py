@@ -119,12 +119,6 @@ def test_several_ranks_are_served(clean: VllmConfig, kind: str) -> None:
     support.check_supported(changed(two, "device_config.device_type", kind))
 
 
-def test_several_ranks_do_not_sleep(clean: VllmConfig) -> None:
-    two = changed(clean, "parallel_config.world_size", 2)
-    with pytest.raises(ValueError, match="--enable-sleep-mode: an engine of several ranks"):
-        support.check_supported(changed(two, "model_config.enable_sleep_mode", True))
-
-
 def test_another_way_to_sleep_is_refused(clean: VllmConfig) -> None:
     asleep = changed(clean, "model_config.sleep_mode_backend", "checkpoint")
     support.check_supported(asleep)  # nobody sleeps
@@ -164,7 +158,7 @@ def test_both_runners_are_served(clean: VllmConfig, monkeypatch: pytest.MonkeyPa
 
 def test_every_rule_is_tried_above() -> None:
     tried = {option for option, _, _ in CHANGES}
-    tried |= {"VLLM_ENABLE_STARTUP_PLAN", "--sleep-mode-backend", "--enable-sleep-mode"}
+    tried |= {"VLLM_ENABLE_STARTUP_PLAN", "--sleep-mode-backend"}
     for option, _, _ in support._RULES:
         assert set(option.split(", ")) <= tried
 

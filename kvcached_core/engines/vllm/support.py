@@ -32,15 +32,6 @@ _RULES: tuple[_Rule, ...] = (
         "the ranks of an engine agree through sockets of one machine",
     ),
     (
-        "--enable-sleep-mode",
-        lambda c: (
-            c.parallel_config.world_size > 1
-            and c.model_config is not None
-            and c.model_config.enable_sleep_mode
-        ),
-        "an engine of several ranks does not sleep in this release",
-    ),
-    (
         "--decode-context-parallel-size, --prefill-context-parallel-size",
         lambda c: (
             c.parallel_config.decode_context_parallel_size > 1

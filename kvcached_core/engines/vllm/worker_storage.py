@@ -25,6 +25,7 @@ from kvcached_core.engines.vllm.warmup import WarmupPages
 from kvcached_core.instance.claim import Claim
 from kvcached_core.instance.device import Device
 from kvcached_core.instance.plan import StoragePlan
+from kvcached_core.instance.release import Release
 from kvcached_core.provenance.vllm import provenance
 from kvcached_core.txn.transport import Hello, RankServer
 from kvcached_core.vmm import Arena, Driver
@@ -51,6 +52,7 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
         self._arenas: list[Arena] = []
         self._rank: Rank | None = None
         self._server: RankServer | None = None
+        self._release: Release | None = None
         self._plan: StoragePlan | None = None
         self._row: int | None = None
         self._floor = 0
@@ -167,6 +169,7 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
         self._lower_claim(now=True)
         assert self._plan is not None and self._rank is not None
         if self._plan.start:  # before, its outcomes are the warm-up's
+            self._release = Release(self._plan)
             self._server = _listen(self._plan, self._rank)
 
     def _lower_claim(self, *, now: bool = False) -> None:
@@ -215,7 +218,10 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
 
     def _drain(self) -> None:
         assert self._rank is not None and self._plan is not None
-        if not self._rank.drain(_DRAIN_MS):
+        done = self._rank.drain(_DRAIN_MS)
+        if done and self._release is not None:  # behind the fences, by transactions
+            done = self._release.wait(_DRAIN_MS)
+        if not done:
             raise RuntimeError(
                 f"KV storage of engine {self._plan.instance}, rank {self._plan.rank}: pages were "
                 f"not released within {_DRAIN_MS} ms"
@@ -230,7 +236,9 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
         self._epoch += 1  # as the block half's suspend does
         self._retire_at(range(self._plan.num_pages), self._epoch)  # page 0 is passed over
         self._drain()
-        self._floor, self._claim = 0, Claim(0)
+        # Several ranks keep their floors, so that none can be refused when they wake: vLLM's
+        # executor is of no use after a call that a rank refused.
+        self._floor, self._claim = self._floor if self._plan.start else 0, Claim(0)
         self._enter(0, _TERMS_MS)
         self._suspended = True
 
