@@ -89,12 +89,13 @@ async def until(holds: Any, started: Started, what: str) -> None:
         await asyncio.sleep(0.02)
 
 
-def serve(engines: Engines, name: str, storage: dict[str, Any]) -> Server:
-    """Starts a server of the tests' model with the runner's arguments; the caller ends it."""
+def serve(engines: Engines, name: str, storage: dict[str, Any], **engine: Any) -> Server:
+    """Starts a server of the tests' model with the runner's arguments and `engine`'s; the caller
+    ends it."""
     port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(engines.model)]
     command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--shutdown-timeout", str(GRACE_S), *_command_line(ENGINE)]
+    command += ["--shutdown-timeout", str(GRACE_S), *_command_line({**ENGINE, **engine})]
     command += ["--kv-storage-backend", "kvcached"]
     command += ["--kv-storage-config", json.dumps(engines.storage(name, **storage))]
     return Server(engines.launch(name, command, engines.environment()), port)

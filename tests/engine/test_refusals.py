@@ -16,6 +16,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 
 from kvcached_core.engines.vllm import support
 from kvcached_core.engines.vllm.backend import KvcachedBackend, settings_of
+from kvcached_core.engines.vllm.planner import instance_name
 from kvcached_core.provenance import vllm as provenance
 from support.tiny_model import make_tiny_llama
 
@@ -243,6 +244,22 @@ def test_a_unique_name_is_made_once(configure: Configure) -> None:
     copied = pickle.loads(pickle.dumps(one))
     KvcachedBackend.check_config(copied)
     assert settings_of(copied).name == name
+
+
+def test_replicas_are_told_apart_though_each_is_told_that_it_is_alone(
+    configure: Configure,
+) -> None:
+    config = configure(kv_storage_config={"name": "mine"}, data_parallel_size=2)
+    KvcachedBackend.check_config(config)  # and again, in the engine core
+    parallel = config.parallel_config
+    parallel.data_parallel_size = 1  # as vLLM tells replicas of a dense model
+    names = []
+    for parallel.data_parallel_index in (0, 1):
+        KvcachedBackend.check_config(config)
+        names.append(instance_name(config, settings_of(config)))
+    assert names == ["mine/dp0", "mine/dp1"]
+    alone = configure(kv_storage_config={"name": "mine"})
+    assert instance_name(alone, settings_of(alone)) == "mine"
 
 
 def test_a_given_name_and_the_callers_settings_are_left_alone(configure: Configure) -> None:

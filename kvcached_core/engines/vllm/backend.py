@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vllm.v1.kv_storage import KVBlockStorage, KVStorageBackend, KVWorkerStorage
@@ -10,7 +11,7 @@ from vllm.v1.kv_storage import KVBlockStorage, KVStorageBackend, KVWorkerStorage
 from kvcached_core.config import Settings, parse_settings
 from kvcached_core.engines.vllm import support
 from kvcached_core.engines.vllm.block_storage import KvcachedBlockStorage
-from kvcached_core.engines.vllm.planner import make_plans
+from kvcached_core.engines.vllm.planner import REPLICAS, make_plans
 from kvcached_core.engines.vllm.worker_storage import KvcachedWorkerStorage
 from kvcached_core.provenance import vllm as provenance
 
@@ -22,8 +23,13 @@ SOURCE = "--kv-storage-config"
 
 
 def settings_of(vllm_config: VllmConfig) -> Settings:
-    """The parsed settings. Raises SettingsError."""
-    return parse_settings(vllm_config.cache_config.kv_storage_config, SOURCE)
+    """The parsed settings; the name is also that of replicas. Raises SettingsError."""
+    given = dict(vllm_config.cache_config.kv_storage_config)
+    name = given.get("name")
+    if not isinstance(name, str) or not name.endswith(REPLICAS):
+        return parse_settings(given, SOURCE)
+    given["name"] = name.removesuffix(REPLICAS)  # a name has no "/" of its own
+    return replace(parse_settings(given, SOURCE), name=name)
 
 
 class KvcachedBackend(KVStorageBackend):  # type: ignore[misc]
@@ -36,11 +42,13 @@ class KvcachedBackend(KVStorageBackend):  # type: ignore[misc]
     def check_config(cls, vllm_config: VllmConfig) -> None:
         provenance.check()
         support.check_supported(vllm_config)
-        if settings_of(vllm_config).name is None:
-            # One identity, fixed by the first process that sees the configuration and passed on.
-            given = vllm_config.cache_config.kv_storage_config
-            unique = f"vllm-{uuid.uuid4().hex[:12]}"
-            vllm_config.cache_config.kv_storage_config = {**given, "name": unique}
+        # One identity, fixed by the first process that sees the configuration and passed on.
+        name = settings_of(vllm_config).name or f"vllm-{uuid.uuid4().hex[:12]}"
+        if vllm_config.parallel_config.data_parallel_size > 1:
+            name = name.removesuffix(REPLICAS) + REPLICAS
+        given = vllm_config.cache_config.kv_storage_config
+        if name != given.get("name"):
+            vllm_config.cache_config.kv_storage_config = {**given, "name": name}
 
     @classmethod
     def use_packed_layout(

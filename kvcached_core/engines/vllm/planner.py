@@ -19,6 +19,8 @@ from kvcached_core.instance.device import Device
 from kvcached_core.instance.plan import StoragePlan
 from kvcached_core.instance.room import floor_bytes
 
+REPLICAS = "/dp"  # ends the name that replicas share, and is followed by the number of one
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
@@ -142,8 +144,11 @@ def instance_name(vllm_config: VllmConfig, settings: Settings) -> str:
     assert settings.name is not None  # check_config has fixed it
     parallel = vllm_config.parallel_config
     replica = parallel.data_parallel_index
+    # vLLM tells a dense model's replica that it is alone; the name tells otherwise.
     alone = parallel.data_parallel_size <= 1 and replica == 0
-    return settings.name if alone else f"{settings.name}/dp{replica}"
+    if alone and not settings.name.endswith(REPLICAS):
+        return settings.name
+    return f"{settings.name.removesuffix(REPLICAS)}{REPLICAS}{replica}"
 
 
 def block_bytes(config: KVCacheConfig) -> tuple[int, ...]:
