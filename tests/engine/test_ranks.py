@@ -1,5 +1,5 @@
-"""Engines of two ranks, by tensor and by pipeline parallelism: tokens are those of upstream at the
-same shape, and a rank that is killed or stops ends the engine, which gives everything back."""
+"""Engines of several ranks, by tensor and by pipeline parallelism: tokens are those of upstream at
+the same shape, and a rank that is killed or stops ends the engine, which gives everything back."""
 
 from __future__ import annotations
 
@@ -89,6 +89,26 @@ def test_awake_it_answers_as_before(unbounded: Run, reference: Run) -> None:
 def test_both_ranks_say_what_they_reserved(unbounded: Run) -> None:
     for rank in (0, 1):
         assert f"KV storage: kvcached, rank {rank} of engine" in unbounded.log
+
+
+# --- both at once ---
+
+FEW = 40
+
+
+def test_stages_of_two_ranks_each(engines: Engines) -> None:
+    """Four ranks. Stages do not change what is computed, so the tokens are those of one stage."""
+    both = SHAPES["tp"] | SHAPES["pp"]
+    given = {**job("tp"), "engine": both, "count": FEW}
+    given["environment"] = {"VLLM_CPU_OMP_THREADS_BIND": "0|1|0|1"}
+    four = engines.elastic("four", {"limit": 3 * PAGE, "prefix_bound": "0B"}, **given)
+    one_stage = engines.run("upstream-tp", job("tp"), upstream=True)
+    assert four["tokens"] == one_stage["tokens"][:FEW]
+    assert four["metrics"]["vllm:num_preemptions"] > 0
+    assert 0 < four["memory_peak"] <= 4 * 3 * PAGE
+    assert four["memory_after_run"] <= 4 * 3 * PAGE
+    for rank in range(4):
+        assert f"KV storage: kvcached, rank {rank} of engine" in four.log
 
 
 # --- a rank is hit ---

@@ -72,6 +72,8 @@ CHANGES: list[tuple[str, str, Any]] = [
         "external_launcher",
     ),
     ("--distributed-executor-backend", "parallel_config.distributed_executor_backend", "ray"),
+    ("--distributed-executor-backend", "parallel_config.distributed_executor_backend", object),
+    ("--data-parallel-backend", "parallel_config.data_parallel_backend", "ray"),
     ("--nnodes", "parallel_config.nnodes", 2),
     ("--enable-elastic-ep", "parallel_config.enable_elastic_ep", True),
     ("--kv-offloading-size", "cache_config.kv_offloading_size", 1.0),

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 # scheduler's, those of the lookahead included.
 _DRAFTS = ("ngram", "draft_model", "eagle", "eagle3")
 
+# Steps and calls reach all ranks of these in one order.
+_EXECUTORS = (None, "mp", "uni")
+
 # Option, whether the configuration asks for it, why it is refused.
 _Rule = tuple[str, Callable[[Any], bool], str]
 
@@ -29,7 +32,8 @@ _RULES: tuple[_Rule, ...] = (
     (
         "--nnodes",
         lambda c: c.parallel_config.nnodes > 1,
-        "the ranks of an engine agree through sockets of one machine",
+        "ranks agree on each page over sockets of one machine, and none of vLLM's own ways between "
+        "machines carries that beside a step; replicas on other machines are engines of their own",
     ),
     (
         "--decode-context-parallel-size, --prefill-context-parallel-size",
@@ -41,8 +45,14 @@ _RULES: tuple[_Rule, ...] = (
     ),
     (
         "--distributed-executor-backend",
-        lambda c: c.parallel_config.distributed_executor_backend in ("ray", "external_launcher"),
-        "steps and calls have no common order there; use 'mp' or 'uni'",
+        lambda c: c.parallel_config.distributed_executor_backend not in _EXECUTORS,
+        "Ray's and other executors have not been shown to keep steps and calls in one order at all "
+        "ranks; use 'mp' or 'uni'",
+    ),
+    (
+        "--data-parallel-backend",
+        lambda c: c.parallel_config.data_parallel_backend == "ray",
+        "replicas that Ray starts have not been run; use 'mp'",
     ),
     (
         "--enable-elastic-ep",
