@@ -3,7 +3,8 @@
 On two GPUs, which other engines may share::
 
     pytest -m gpu tests/gpu/test_ranks.py -k first                 [2]
-    pytest -m gpu tests/gpu/test_ranks.py -k second                [2]
+    pytest -m gpu tests/gpu/test_ranks.py -k "second and not asleep"   [2]
+    pytest -m gpu tests/gpu/test_ranks.py -k "second and asleep"       [2]
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pytest
 from engine.device_use import Watch
 from engine.processes import DEADLINE_S, Engines, Run, Started
 from engine.runner import READY
-from gpu.compare import compare_runs
+from gpu.compare import compare, compare_runs
 from gpu.conftest import Note
 from gpu.load import TIGHT_BLOCKS, block_bytes, job, tight
 from gpu.scale import REHEARSAL, device_key
@@ -27,6 +28,7 @@ pytestmark = [pytest.mark.gpu]
 
 RANKS = 2
 COUNT = 100 if REHEARSAL else 500
+FEW = 50
 NAME = "two-ranks"
 # Sums between the ranks by NCCL alone, which takes them in one order.
 SHAPE: dict[str, Any] = {
@@ -148,3 +150,25 @@ def test_each_rank_lives_on_a_gpu_of_its_own(elastic: Elastic) -> None:
 
 def test_nobody_but_the_ranks_opens_a_device(static_of_two: Story, elastic: Elastic) -> None:
     assert (0 if REHEARSAL else RANKS) <= elastic.device_users <= static_of_two.device_users
+
+
+def test_asleep_a_rank_holds_its_null_page_and_its_floor(
+    engines: Engines, static_of_two: Story, runner: str, note: Note
+) -> None:
+    """Seen at the second rank's device."""
+    key = device_key("asleep", RANKS - 1)
+    directory = engines.storage("asleep")["budget_dir"]
+    sleeper = {**two_ranks(runner), "count": FEW, "cycles": 3, "record": [directory, key]}
+    if not REHEARSAL:
+        sleeper["engine"] = {**sleeper["engine"], "enable_sleep_mode": True}
+    storage = {**STORAGE, "name": "asleep", "budget": "asleep"}
+    run = engines.elastic(f"asleep-two-{runner}", storage, **sleeper)
+    cycles = run["cycles"]["cycles"]
+    note(f"two ranks asleep, {runner} runner", asleep=[c["asleep"] for c in cycles])
+    found = compare(static_of_two.run, *(enumerate(cycle["tokens"]) for cycle in cycles))
+    found.check()
+    for cycle in cycles:
+        asleep, awake = cycle["asleep"], cycle["awake"]
+        assert 0 < asleep["created"]["asleep"] <= asleep["floor"]["asleep"]
+        assert asleep["floor"] == awake["floor"]
+        assert asleep["lease"] == asleep["created"]
