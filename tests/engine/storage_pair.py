@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,13 @@ from kvcached_core.engines.vllm.block_storage import KvcachedBlockStorage
 from kvcached_core.instance.agreement import SegmentAgreement
 from kvcached_core.instance.plan import StoragePlan
 from kvcached_core.txn.transport import Hello, RankServer
-from kvcached_core.vmm import HOST_GRANULARITY, Arena, FaultyDriver, HostDriver
+from kvcached_core.vmm import HOST_GRANULARITY, Arena, Driver, FaultyDriver, HostDriver
 
 BLOCK_TOKENS = 2
 PER_PAGE = 4
 BLOCK_BYTES = HOST_GRANULARITY
 PAGE = PER_PAGE * BLOCK_BYTES
+DEVICES = ("host:default", "host:second")
 DEADLINE_S = 20.0  # guards against a hang; nothing here takes a second
 
 init_none_hash(sha256)
@@ -98,8 +100,11 @@ class Pair:
         events: bool = False,
         caching: bool = True,
         transacted: bool = False,
+        devices: int = 1,
+        make_driver: Callable[[int], Driver] = lambda device: HostDriver(),
         **settings: Any,
     ) -> None:
+        """Ranks take the `devices` in turn, each of `pages`; `make_driver` is asked for one's."""
         given = {"reserve_pages": 0, "reserve_wait_ms": 1000, "reclaim_wait_ms": 0, **settings}
         parsed = parse_settings({"name": name, **given}, "test")
         num_pages = -(-num_blocks // PER_PAGE)
@@ -119,11 +124,20 @@ class Pair:
             limit=parsed.limit or pages * PAGE,
             start="a-start" if transacted else "",
         )
-        self.drivers = [FaultyDriver(HostDriver()) for _ in range(num_ranks)]
+        if devices > 1:
+            shares = [
+                replace(self.plan.share, device=DEVICES[r % devices]) for r in range(num_ranks)
+            ]
+            self.plan = replace(self.plan, shares=tuple(shares))
+        self.budgets = [
+            open_host_budget(directory, share.device.removeprefix("host:"), pages * PAGE)
+            for share in self.plan.all_shares
+        ]
+        self.drivers = [FaultyDriver(make_driver(r % devices)) for r in range(num_ranks)]
         self.arenas = [Arena.reserve(driver, num_pages * PAGE) for driver in self.drivers]
         self.rows = [
-            self.budget.join(name, rank, self.plan.limit, self.plan.floor, 0, parsed.weight)
-            for rank in range(num_ranks)
+            budget.join(name, rank, self.plan.limit, self.plan.floor, 0, parsed.weight)
+            for rank, budget in enumerate(self.budgets)
         ]
         self.ranks = [self._start(rank) for rank in range(num_ranks)]
         folder = sockets_folder(self.plan.segment)
@@ -153,8 +167,8 @@ class Pair:
         return Rank(
             Segment.open(str(self.plan.segment)),
             rank,
-            self.budget,
-            self.plan.device,
+            self.budgets[rank],
+            self.plan.all_shares[rank].device,
             self.rows[rank],
             self.drivers[rank],
             [(self.arenas[rank], PAGE)],
