@@ -136,6 +136,13 @@ class Settings:
         "replica of a data-parallel engine adds `.dpN`.",
         shown="none",
     )
+    check_ranks: Literal["off", "on"] = _key(
+        "off",
+        values.choice("off", "on"),
+        "Of SGLang with several ranks: each compares its counters with the first one's behind "
+        "every step, and where they differ the engine ends, and says which rank and what. For "
+        "looking for faults; a step takes longer.",
+    )
     name: str | None = _key(
         None,
         values.NAME,

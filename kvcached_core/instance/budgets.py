@@ -58,6 +58,11 @@ class Budgets:
             purses[share.device] = (max(most, answer), price + share.page_bytes)
         return min(*pages, *(most // price for most, price in purses.values()))
 
+    def fair_pages(self) -> int:
+        """Pages that are within each rank's share, reckoned with what belongs to them."""
+        shares = zip(self._shares, self.answers("fair_share"), strict=True)
+        return min(fair // share.own_bytes for share, fair in shares)
+
     def pages_below_limit(self) -> int:
         """Pages that no rank's limit forbids."""
         return min(

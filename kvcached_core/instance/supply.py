@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from kvcached_core.budget import Segment, remove_segment
-from kvcached_core.instance.agreement import Changes, make_agreement
+from kvcached_core.instance.agreement import Agreement, Changes, make_agreement
 from kvcached_core.instance.budgets import Budgets
 from kvcached_core.instance.plan import StoragePlan
 from kvcached_core.instance.waits import Deadline
 from kvcached_core.pool import GrowthPolicy, Ledger
+
+PageState = Literal["virtual", "preparing", "owned", "retiring", "quarantined"]
 
 # An engine in which nothing can run looks again at least this often.
 _STARVED_MS = 10
@@ -35,8 +38,8 @@ class Supply:
         self._shares = plan.all_shares
         self._floor_pages = max(-(-share.floor // share.page_bytes) for share in self._shares)
         self.segment = Segment.open(str(plan.segment))
-        self.budgets = Budgets(plan, self.segment)
-        self.agreement = make_agreement(plan, self.segment)
+        self.budgets = self._make_budgets()
+        self.agreement = self._make_agreement()
         self._epoch = 0
         self._retiring = 0  # pages
         self._aborting: list[int] = []
@@ -76,8 +79,7 @@ class Supply:
         ledger, per_page = self._ledger, self._plan.blocks_per_page
         room = ledger.used_pages() * per_page - 1 - ledger.num_used()
         pages = ledger.used_pages() + max(0, -((room - num_blocks) // per_page))
-        shares = zip(self._shares, self.budgets.answers("fair_share"), strict=True)
-        return any(pages * share.own_bytes > fair for share, fair in shares)
+        return pages > self.budgets.fair_pages()
 
     def _free_pages(self) -> int:
         """Pages that the budgets would grant now."""
@@ -129,7 +131,7 @@ class Supply:
             raise RuntimeError(f"KV storage of engine {self._plan.instance} failed: {failure}")
 
     def _take_in(self, changes: Changes) -> None:
-        ledger, record = self._ledger, self.segment.record
+        ledger, record = self._ledger, self._record
         ledger.grown(changes.owned)
         ledger.growth_failed(changes.refused)
         self._aborting += changes.partial
@@ -154,7 +156,7 @@ class Supply:
     def await_growth(self, pages_short: Callable[[], int], deadline: Deadline | None = None) -> int:
         """Waits for growth on its way until nothing is short; returns the pages still short.
         `reserve_wait_ms` if no deadline is given."""
-        deadline = deadline or Deadline(self._plan.settings.reserve_wait_ms)
+        deadline = deadline or self._deadline(self._plan.settings.reserve_wait_ms)
         while True:
             seen = self.agreement.progress()
             self.settle()
@@ -167,7 +169,7 @@ class Supply:
         """Waits for neighbours to give up what none of their requests uses, since without it a
         running request loses its work; returns the pages still short. `wish` is what the pass
         lacks already."""
-        deadline = Deadline(self._plan.settings.reclaim_wait_ms)
+        deadline = self._deadline(self._plan.settings.reclaim_wait_ms)
         while True:
             seen = self.budgets.event()
             short, left = self.await_growth(pages_short, deadline), deadline.left_ms()
@@ -243,13 +245,13 @@ class Supply:
             self._aborted.update(aborted)
             self._retiring += len(pages) + len(aborted)
             self.agreement.retire([*pages, *aborted], self._epoch)
-            self.segment.record(pages, "owned", "retiring", self._epoch)
-            self.segment.record(aborted, "preparing", "retiring", self._epoch)
+            self._record(pages, "owned", "retiring", self._epoch)
+            self._record(aborted, "preparing", "retiring", self._epoch)
         return self._epoch, [*pages, *aborted]
 
     def finish_growth(self) -> None:
         """Waits until the ranks have answered; RuntimeError if they do not in time."""
-        if self.await_growth(self.agreement.outstanding, Deadline(_SUSPEND_MS)):
+        if self.await_growth(self.agreement.outstanding, self._deadline(_SUSPEND_MS)):
             raise RuntimeError(
                 f"KV storage of engine {self._plan.instance}: its ranks did not answer within "
                 f"{_SUSPEND_MS} ms, so it cannot sleep"
@@ -276,6 +278,22 @@ class Supply:
         if not self._is_told and (resting or self.budgets.others_want()):
             self._is_told = True
             self.segment.ring_ranks()
+
+    # --- what a subclass may do otherwise ---
+
+    def _make_budgets(self) -> Budgets:
+        return Budgets(self._plan, self.segment)
+
+    def _make_agreement(self) -> Agreement:
+        return make_agreement(self._plan, self.segment)
+
+    def _deadline(self, milliseconds: int) -> Deadline:
+        return Deadline(milliseconds)
+
+    def _record(
+        self, pages: Sequence[int], before: PageState, after: PageState, epoch: int
+    ) -> None:
+        self.segment.record(pages, before, after, epoch)
 
     # --- inside ---
 

@@ -14,6 +14,7 @@ from kvcached_core.engines.sglang.device import device_of
 from kvcached_core.engines.sglang.log import logger
 from kvcached_core.engines.sglang.memory import Memory
 from kvcached_core.engines.sglang.opening import Opening
+from kvcached_core.engines.sglang.ranks.team import team_of
 from kvcached_core.engines.sglang.stepper import Stepper
 from kvcached_core.engines.sglang.stock import Stock
 from kvcached_core.provenance import sglang as provenance
@@ -71,7 +72,8 @@ class KvcachedBackend(KVStorageBackend):  # type: ignore[misc]
     ) -> float:
         # What SGLang would leave free, by its own options, for activations and graphs.
         self._memory.device.plan_workspace(int((available_gb - profiled_gb) * (1 << 30)))
-        return self._memory.planned_bytes / (1 << 30)
+        self._memory.team = team_of(cpu_group)
+        return self._memory.agree_on_budget() / (1 << 30)
 
     def new_buffer(
         self,
@@ -110,8 +112,7 @@ class KvcachedBackend(KVStorageBackend):  # type: ignore[misc]
     def max_request_tokens(self, default: int) -> int:
         assert self._opening is not None
         pages = self._opening.pages
-        fits = pages.tokens_of_request(self._memory.room.size // pages.page_bytes)
-        return min(default, fits)
+        return min(default, pages.tokens_of_request(self._memory.most_pages))
 
     # --- steps ---
 
@@ -162,8 +163,9 @@ def _log_start(opening: Opening, memory: Memory) -> None:
     plan = opening.plan
     tokens = [str(pool.page_tokens) for pool in opening.pages.pools]
     logger.info(
-        "KV storage: kvcached, engine %s on budget %s: reserved %s in %d pages of %s "
+        "KV storage: kvcached, %sengine %s on budget %s: reserved %s in %d pages of %s "
         "(%s tokens each, %s), mapped %s, floor %s, limit %s, capacity %s; %s",
+        f"rank {plan.rank} of " if plan.num_ranks > 1 else "",
         plan.instance,
         plan.device,
         format_size(plan.reserved_bytes),

@@ -11,19 +11,23 @@ from kvcached_core.budget import (
     Grant,
     Rank,
     Segment,
-    create_segment,
     default_directory,
     remove_segment,
 )
 from kvcached_core.config import Settings
 from kvcached_core.engines.sglang.device import RankDevice
 from kvcached_core.engines.sglang.geometry import Pages
+from kvcached_core.engines.sglang.ranks.board import Board
+from kvcached_core.engines.sglang.ranks.place import Place
+from kvcached_core.engines.sglang.ranks.shapes import Shapes, agree_on_pages
+from kvcached_core.engines.sglang.ranks.team import Team
 from kvcached_core.engines.sglang.room import longest_request
 from kvcached_core.engines.sglang.tensors import PoolTensors, Tensors
 from kvcached_core.engines.sglang.windows import Windows, WindowTensors
 from kvcached_core.instance.claim import Claim
 from kvcached_core.instance.plan import StoragePlan
-from kvcached_core.instance.room import Room, floor_bytes
+from kvcached_core.instance.room import Room
+from kvcached_core.txn.transport import RankServer
 
 _DRAIN_MS = 30_000
 _TERMS_MS = 5000
@@ -42,6 +46,12 @@ class Memory:
         windows: Windows | None = None,
     ) -> None:
         """`windows`: what requests hold of them, where they have a pool of their own."""
+        self.team = Team()
+        """Of this rank and the others: set before pages are known."""
+        self.board: Board | None = None
+        """Of several ranks, once started."""
+        self.most_pages = 0
+        """That one request can have; known once started."""
         self.settings = settings
         self.device = device
         folder = settings.budget_dir
@@ -65,6 +75,7 @@ class Memory:
                 self.driver, page_size, granularity, self.planned_bytes, windows
             )
         self._rank: Rank | None = None
+        self._server: RankServer | None = None
         self._row = -1
         self._floor = 0
         self._claim = Claim(0)
@@ -74,56 +85,80 @@ class Memory:
         assert self._rank is not None
         return self._rank
 
-    def start(self, pages: Pages, request: int) -> tuple[StoragePlan, tuple[int, ...]]:
+    def agree_on_budget(self) -> int:
+        """Bytes to plan slots for, the same at all ranks."""
+        said = self.team.share(lambda: str(self.planned_bytes).encode())
+        return min(int(each) for each in said)
+
+    def agree_on_pages(self, pages: Pages) -> tuple[Pages, Shapes]:
+        """These pages, as all ranks have them, and what each has. Raises RuntimeError."""
+        key, capacity = self.device.key, self.room.capacity
+        return agree_on_pages(self.team, pages, self.settings, key, capacity)
+
+    def start(
+        self, pages: Pages, shapes: Shapes, request: int
+    ) -> tuple[StoragePlan, tuple[int, ...]]:
         """Joins the budget, with a floor that holds one request of `request` tokens unless the
-        settings give another, and maps page 0 of all tensors. The plan, and the pages of each pool
-        that such a request needs. Raises ValueError where no request fits, BudgetError where the
-        floor does not."""
-        settings = self.settings
-        need = pages.pages_of_request(longest_request(pages, self.room, request))
-        assert settings.name is not None  # check_server_args has fixed it
+        settings give another, and maps page 0 of all tensors; all ranks do. The plan, and the pages
+        of each pool that such a request needs. Raises ValueError where no request fits, BudgetError
+        where the floor does not, RuntimeError where another rank failed."""
+        team, most = self.team, shapes.most_pages
+        self.most_pages = most
+        need = pages.pages_of_request(longest_request(pages, self.room, request, most))
+        shares = shapes.shares(sum(need))
+        place = Place(team, self.directory, self._name, pages.num_pages)
         plan = StoragePlan(
-            settings=settings,
-            instance=settings.name,
-            rank=0,
-            num_ranks=1,
+            settings=self.settings,
+            instance=self._name,
+            rank=team.rank,
+            num_ranks=team.size,
             device=self.device.key,
             budget_dir=self.directory,
             capacity=self.room.capacity,
-            segment=create_segment(self.directory, settings.name, pages.num_pages, 1),
+            segment=place.segment,
             num_blocks=pages.num_pages,
             blocks_per_page=1,
             block_bytes=pages.extent_bytes,
-            floor=floor_bytes(
-                settings.floor,
-                sum(need),
-                pages.page_bytes,
-                self.room.limit_bytes,
-            ),
-            limit=self.room.limit_bytes,
+            floor=shares[team.rank].floor,
+            limit=shares[team.rank].limit,
             granularity=pages.granularity,
+            start=place.start,
+            shares=shares,
         )
         try:
-            self._join(plan)
+            team.share(lambda: self._join(plan, place))
         except BaseException:
+            self.close()
             remove_segment(plan.segment)
             raise
+        place.forget_board()
         self._plan = plan
         return plan, need
 
-    def _join(self, plan: StoragePlan) -> None:
+    @property
+    def _name(self) -> str:
+        assert self.settings.name is not None  # check_server_args has fixed it
+        return self.settings.name
+
+    def _join(self, plan: StoragePlan, place: Place) -> bytes:
         self._end_padding()
+        self.board = place.board()
         self._floor, self._claim = plan.floor, Claim(self.device.workspace_bytes())
         claim, weight = self._claim.size, plan.settings.weight
-        row = self.budget.join(plan.instance, 0, plan.limit, plan.floor, claim, weight)
+        row = self.budget.join(plan.instance, plan.rank, plan.limit, plan.floor, claim, weight)
         extents = list(zip(self.tensors.arenas, plan.block_bytes, strict=True))
         segment = Segment.open(str(plan.segment))
         try:
-            self._rank = Rank(segment, 0, self.budget, plan.device, row, self.driver, extents)
+            self._rank = Rank(
+                segment, plan.rank, self.budget, plan.device, row, self.driver, extents
+            )
         except BaseException:
             self.budget.leave(row)
             raise
         self._row = row
+        if plan.start:
+            self._server = place.listen(self._rank)
+        return b""
 
     def _end_padding(self) -> None:
         """What is queued may write there; nobody needs what it wrote."""
@@ -141,7 +176,8 @@ class Memory:
     def retire(self, pages: Sequence[int], epoch: int, streams: Sequence[int]) -> None:
         """Lets go of pages behind all that is queued now on these streams."""
         fences = [self.driver.fence(stream) for stream in dict.fromkeys(streams)]
-        self.rank.retire(pages, epoch, fences)
+        # Of several ranks what transactions name goes, once this epoch's fences have passed.
+        self.rank.retire(pages if self._server is None else (), epoch, fences)
 
     def drain(self) -> None:
         if not self.rank.drain(_DRAIN_MS):
@@ -166,6 +202,8 @@ class Memory:
 
     def close(self) -> None:
         """Gives all memory back."""
+        if self._server is not None:
+            self._server.close()
         if self._rank is not None:
             self._rank.close()
 

@@ -23,9 +23,11 @@ class Opening:
         blocks = allocator.size // allocator.page_size + 1
         tensors = memory.tensors
         self._memory = memory
-        self.pages: Pages = tensors.pages(allocator.get_kvcache(), blocks, allocator.page_size)
+        pages = tensors.pages(allocator.get_kvcache(), blocks, allocator.page_size)
+        self.pages: Pages
+        self.pages, shapes = memory.agree_on_pages(pages)
         request = min(context, allocator.size) - 1
-        self.plan, need = memory.start(self.pages, request)
+        self.plan, need = memory.start(self.pages, shapes, request)
         ledgers = [Ledger(pool.num_pages, 1) for pool in self.pages.pools]
         self._ledger = SharedLedger(ledgers, need)
         self._pools: list[Pool | None] = [None] * len(ledgers)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
 from kvcached_core.engines.sglang.demand import Demand, Limits, Need
 from kvcached_core.engines.sglang.pool import Pool
 from kvcached_core.engines.sglang.shared_ledger import SharedLedger
+from kvcached_core.instance.supply import PageState
 
 
 class Pools:
@@ -77,6 +79,27 @@ class Pools:
             min(pool.unused_pages(), self.ledger.beyond_share(at))
             for at, pool in enumerate(self.members)
         )
+
+    def counters(self) -> dict[str, int]:
+        """Of all that is counted here, by name; the ids in the lists as one number."""
+        found: dict[str, int] = {}
+        for at, pool in enumerate(self.members):
+            ledger, stock = pool.ledger, pool.stock
+            states: tuple[PageState, ...] = ("preparing", "owned", "retiring", "quarantined")
+            counts = {
+                "tokens available": pool.available(),
+                "tokens evictable": pool.evictable(),
+                "tokens without memory": int(pool.allocator.unbacked_size()),
+                "blocks listed": pool.num_listed,
+                "blocks withheld": stock.withheld_blocks,
+                "tokens a step takes": pool.demand.step,
+                "spare pages": ledger.empty_pages(),
+                "used pages": ledger.num_used(),
+                "listed ids": zlib.crc32(pool.allocator.free_pages.cpu().numpy()),
+                **{f"{state} pages": ledger.pages(state) for state in states},
+            }
+            found |= {f"{name} of pool {at}": count for name, count in counts.items()}
+        return found
 
     # --- what changes the lists ---
 

@@ -14,7 +14,8 @@ from kvcached_core.engines.sglang.giver import Giver
 from kvcached_core.engines.sglang.log import logger
 from kvcached_core.engines.sglang.memory import Memory
 from kvcached_core.engines.sglang.pools import Pools
-from kvcached_core.engines.sglang.supply import SglangSupply
+from kvcached_core.engines.sglang.ranks.compare import Comparison
+from kvcached_core.engines.sglang.ranks.roles import supply_of
 from kvcached_core.engines.sglang.wake import Wake
 from kvcached_core.instance.plan import StoragePlan
 from kvcached_core.instance.watcher import Watchers
@@ -26,7 +27,12 @@ _LOOK_S = 0.2
 class Stepper:
     def __init__(self, plan: StoragePlan, memory: Memory, pools: Pools) -> None:
         """Takes memory for padding's pages but the first, which there is. Raises BudgetError."""
-        self.supply = SglangSupply(plan, pools.ledger, logger, unused_pages=pools.unused_pages)
+        board = memory.board
+        self.supply = supply_of(
+            plan, pools.ledger, logger, unused_pages=pools.unused_pages, board=board
+        )
+        check = board is not None and plan.settings.check_ranks == "on"
+        self._comparison = Comparison(board, plan.instance) if board and check else None
         padding = pools.ledger.first[1:]
         self.supply.hold(padding)
         memory.rank.make_ready(list(padding))
@@ -43,24 +49,37 @@ class Stepper:
         self._owned = 0
         self._rested = False  # since the last request
         self._unsettled = False  # something is on its way
-        self._asleep = self._waking = False
+        self._asleep = self._waking = self._has_floor = False
         self._waits, self._waited = 0, 0.0
 
     def bind(self, tree: Any, limits: Limits) -> None:
         self._pools.bind(tree)
         self._limits = limits
+        if self._memory.team.rank:
+            return  # the first rank's look for all
         self._watchers = Watchers(self.supply, self.wake.ring, lambda: self._unsettled)
 
     def note_forward(self, stream: Any) -> None:
         self._giver.forward_stream = stream
 
     def begin(self, waiting: Sequence[Any], chunked: Any, running: Any) -> None:
+        self.supply.begin_turn()
+        acted = self._act_if_due(waiting, chunked, running)
+        if acted and self._comparison is not None:
+            self._comparison.check(self._counters())
+        self.supply.end_turn(look=acted or self._waking)
+
+    def _act_if_due(self, waiting: Sequence[Any], chunked: Any, running: Any) -> bool:
         if self._asleep and not self._try_to_wake():
-            return
+            return False
         busy = bool(waiting) or chunked is not None or bool(running.reqs) or self._arrived > 0
         if not busy and self._rested and not self._has_news():
-            return
+            return False
         self._rested = not busy
+        self._act(waiting, chunked, running, busy)
+        return True
+
+    def _act(self, waiting: Sequence[Any], chunked: Any, running: Any, busy: bool) -> None:
         self._step += 1
         self._memory.lower_claim()
         self.wake.take()
@@ -82,7 +101,10 @@ class Stepper:
 
     def _has_news(self) -> bool:
         """Whether an idle engine has anything to do."""
-        if self.wake.rung or self._unsettled:
+        return self._unsettled or self.supply.is_called(self._is_due)
+
+    def _is_due(self) -> bool:
+        if self.wake.rung:
             return True
         now = time.monotonic()
         if now - self._looked < _LOOK_S:
@@ -152,6 +174,7 @@ class Stepper:
     def release(self) -> None:
         """Nothing is in use. All pages but the first go back, and the floor."""
         supply = self.supply
+        supply.begin_turn()
         supply.finish_growth()
         self._pools.clear()
         supply.rest()
@@ -159,25 +182,29 @@ class Stepper:
         self._arrived = 0
         self._giver.retire(self._pools.retire_all())
         self._memory.drain()
-        supply.settle()
+        supply.finish_retirement()
         self._pools.refresh()
         self._pools.suspend(True)
-        self._asleep = True
+        self._asleep, self._has_floor = True, False
+        supply.fall_asleep()
         self._memory.sleep()
         supply.publish_wish(0)
         supply.publish_idle(resting=True)
 
     def resume(self) -> None:
         """Nothing can be taken before the floor is there again."""
+        self.supply.begin_turn()
         self._waking = self._asleep
         self._looked = 0.0
         self._try_to_wake()
 
     def _try_to_wake(self) -> bool:
-        if not self._waking or time.monotonic() - self._looked < _LOOK_S:
+        if not self._waking:
             return False
-        self._looked = time.monotonic()
-        if not self._memory.wake():
+        if not self._has_floor and time.monotonic() - self._looked >= _LOOK_S:
+            self._looked = time.monotonic()
+            self._has_floor = self._memory.wake()
+        if not self.supply.all_are_awake(self._has_floor):
             return False
         self._asleep = self._waking = self._rested = False
         self._pools.suspend(False)
@@ -186,6 +213,15 @@ class Stepper:
     def stop(self) -> None:
         if self._watchers is not None:
             self._watchers.stop()
+
+    def _counters(self) -> dict[str, int]:
+        """What must be the same at all ranks behind a step."""
+        return {
+            **self._pools.counters(),
+            "step": self._step,
+            "requests arriving": self._arrived,
+            "pages asked for": self.supply.agreement.outstanding(),
+        }
 
     def report(self) -> dict[str, Any]:
         """Counts of this rank, for whoever looks into the process."""
@@ -202,6 +238,7 @@ class Stepper:
             "page_bytes": self._plan.page_bytes,
             "page_tokens": list(self._pools.page_tokens),
             "floor": self._plan.floor,
+            "steps_compared": 0 if self._comparison is None else self._comparison.compared,
             "pages_created": counters["created"],
             "pages_released": counters["released"],
         }

@@ -10,7 +10,6 @@ from kvcached_core.budget import BudgetError
 from kvcached_core.engines.sglang.shared_ledger import SharedLedger
 from kvcached_core.instance.plan import StoragePlan
 from kvcached_core.instance.supply import Supply
-from kvcached_core.instance.waits import Deadline
 from kvcached_core.pool import Ledger
 
 _HOLD_MS = 10_000
@@ -38,7 +37,7 @@ class SglangSupply(Supply):
         if not pages:
             return
         self.agreement.request(pages)
-        deadline, owned = Deadline(_HOLD_MS), 0
+        deadline, owned = self._deadline(_HOLD_MS), 0
         while self.agreement.outstanding():
             seen = self.agreement.progress()
             owned += len(self.agreement.poll().owned)
@@ -52,6 +51,30 @@ class SglangSupply(Supply):
                 f"KV storage of engine {self._plan.instance}: no memory for padding's pages; "
                 "there are others on this budget, or --kv-storage-config: floor is too small"
             )
+
+    # --- moments of the scheduler; those of several ranks are theirs together (ranks/) ---
+
+    def begin_turn(self) -> None:
+        """An iteration begins, unless it has already."""
+
+    def end_turn(self, *, look: bool) -> None:
+        """It ends. `look`: what is outside may matter to the next one."""
+
+    def is_called(self, is_due: Callable[[], bool]) -> bool:
+        """Whether an idle engine has to look around, as it has whenever that is due."""
+        return is_due()
+
+    def fall_asleep(self) -> None:
+        """The floor is about to be given up."""
+
+    def all_are_awake(self, own: bool) -> bool:
+        """Whether the floor is there again; `own`: this rank's."""
+        return own
+
+    def finish_retirement(self) -> None:
+        """Takes in that all pages are gone that were retired and released here. Raises
+        RuntimeError where they are not in time."""
+        self.settle()
 
     def unused_pages(self) -> int:
         return self._count_unused()

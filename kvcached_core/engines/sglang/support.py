@@ -26,9 +26,24 @@ _Rule = tuple[str, Callable[[Any], bool], str]
 _RULES: tuple[_Rule, ...] = (
     ("--device", lambda a: not is_served(a.device), "there are drivers for CPU and CUDA devices"),
     (
-        "--tp-size, --pp-size, --dp-size",
-        lambda a: max(a.tp_size, a.pp_size, a.dp_size) > 1,
-        "this release serves one rank an engine",
+        "--dp-size, --enable-dp-attention",
+        lambda a: a.dp_size > 1 or a.enable_dp_attention,
+        "its ranks schedule requests of their own",
+    ),
+    (
+        "--tp-size, --pp-size",
+        lambda a: _has_ranks(a) and a.device != "cpu",
+        "engines of several ranks are served on CPU only in this release",
+    ),
+    (
+        "--nnodes",
+        lambda a: a.nnodes > 1,
+        "the ranks of an engine agree through memory and sockets of one machine",
+    ),
+    (
+        "--scheduler-recv-interval",
+        lambda a: _has_ranks(a) and a.scheduler_recv_interval > 1,
+        "with several ranks, requests are passed on in every iteration or they fall out of step",
     ),
     (
         "--attn-cp-size, --dcp-size",
@@ -91,6 +106,11 @@ _RULES: tuple[_Rule, ...] = (
     ),
 )
 
+
+def _has_ranks(server_args: ServerArgs) -> bool:
+    return bool(server_args.tp_size * server_args.pp_size > 1)
+
+
 # Pools that take all their tensors from the storage, and read only slots that are in use.
 _POOLS = ("MHATokenToKVPool", "MLATokenToKVPool", "DSATokenToKVPool", "PageMajorMHATokenToKVPool")
 
@@ -103,6 +123,12 @@ def check_supported(server_args: ServerArgs) -> None:
                 f"--kv-storage-backend=kvcached does not work with {option}: {reason}. "
                 "Leave that option out, or use --kv-storage-backend=static."
             )
+    if _has_ranks(server_args) and has_windows(server_args):
+        raise ValueError(
+            "--kv-storage-backend=kvcached does not work with --tp-size, --pp-size where sliding "
+            "windows have a pool of their own, as for this model. Add --disable-hybrid-swa-memory, "
+            "or use --kv-storage-backend=static."
+        )
     check_whole_casts(server_args)
     check_windows(server_args)
 

@@ -1,0 +1,169 @@
+"""The two kinds of ranks: the first, which looks and announces, and the others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from kvcached_core.engines.sglang.ranks.announced import AnnouncedAgreement, Wait
+from kvcached_core.engines.sglang.ranks.board import Board
+from kvcached_core.engines.sglang.ranks.news import News
+from kvcached_core.engines.sglang.ranks.supply import RanksSupply
+from kvcached_core.engines.sglang.shared_ledger import SharedLedger
+from kvcached_core.engines.sglang.supply import SglangSupply
+from kvcached_core.instance.agreement import Agreement, make_agreement
+from kvcached_core.instance.plan import StoragePlan
+from kvcached_core.instance.supply import PageState
+from kvcached_core.instance.waits import Deadline
+
+
+class LeadingSupply(RanksSupply):
+    """Of the first rank: looks outside, and announces what it saw. RuntimeError where another rank
+    does not listen any more."""
+
+    def _make_agreement(self) -> Agreement:
+        behind = make_agreement(self._plan, self.segment)
+        self._next: News | None = None
+        self._calls = False
+        self._until = Deadline(0)
+        return AnnouncedAgreement(self.segment, behind, self._hear)
+
+    def _news_of_turn(self) -> News | None:
+        news, self._next = self._next, None
+        return news
+
+    def _news_of_round(self, wait: Wait) -> News:
+        wait()
+        news = self._look(self._turn, self._round, left=self._until.left_ms())
+        self._announce(news)
+        return news
+
+    def end_turn(self, *, look: bool) -> None:
+        super().end_turn(look=look)
+        if not look and not self._calls:
+            return
+        news = self._look(self._turn + 1, 0)
+        self._calls = False
+        if news.says_more_than(self._news):
+            self._announce(news)
+            self._next = news
+
+    def is_called(self, is_due: Callable[[], bool]) -> bool:
+        if not self._is_called:
+            self._calls = is_due()
+        return self._is_called
+
+    def is_asked(self) -> bool:
+        return self.budgets.outside.asked_pages() > 0
+
+    def _deadline(self, milliseconds: int) -> Deadline:
+        self._until = Deadline(milliseconds)
+        return super()._deadline(milliseconds)
+
+    def _announce(self, news: News) -> None:
+        try:
+            self._board.announce(msgspec.msgpack.encode(news))
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"KV storage of engine {self._plan.instance} failed: {error}"
+            ) from None
+
+    def _look(self, turn: int, round_: int, left: int = 0) -> News:
+        """What became of pages first: what the budget says then holds with that."""
+        behind = self.agreement.behind
+        assert behind is not None
+        self.agreement.seen = behind.progress()
+        growing = behind.outstanding()
+        changes = behind.poll()
+        outside = self.budgets.outside
+        return News(
+            turn=turn,
+            round=round_,
+            free=outside.least_pages("available"),
+            reachable=outside.least_pages("reachable"),
+            fair=outside.fair_pages(),
+            asked=outside.asked_pages(self.unused_pages()),
+            event=outside.event(),
+            wanted=outside.others_want(),
+            call=self._calls,
+            awake=self._board.least_flag(),
+            left=left,
+            grown=growing - behind.outstanding(),
+            owned=tuple(changes.owned),
+            refused=tuple(changes.refused),
+            released=tuple(changes.released),
+            kept=tuple(changes.kept),
+            lost=tuple(changes.lost),
+            retired=changes.retired,
+            epoch=changes.epoch,
+        )
+
+
+class FollowingSupply(RanksSupply):
+    """Of any other rank: goes by what the first one announced. RuntimeError where that is not heard
+    of any more, or speaks of another moment than this rank is at."""
+
+    def _make_agreement(self) -> Agreement:
+        return AnnouncedAgreement(self.segment, None, self._hear)
+
+    def _news_of_turn(self) -> News | None:
+        entry = self._board.peek()
+        if entry is None:
+            return None
+        news: News = msgspec.msgpack.decode(entry, type=News)
+        if news.at < (self._turn, 0):
+            raise self._apart(news)
+        if news.at > (self._turn, 0):
+            return None
+        self._board.take()
+        return news
+
+    def _news_of_round(self, wait: Wait) -> News:
+        try:
+            entry = self._board.await_entry()
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"KV storage of engine {self._plan.instance}, rank {self._board.rank}: {error}"
+            ) from None
+        news: News = msgspec.msgpack.decode(entry, type=News)
+        if news.at != (self._turn, self._round):
+            raise self._apart(news)
+        self._board.take()
+        return news
+
+    def _apart(self, news: News) -> RuntimeError:
+        return RuntimeError(
+            f"KV storage of engine {self._plan.instance}: rank {self._board.rank} is at moment "
+            f"{self._turn}.{self._round}, and rank 0 announced {news.turn}.{news.round}: they have "
+            "taken different decisions; --kv-storage-config check_ranks shows in what they differ"
+        )
+
+    # --- which only the first rank tells ---
+
+    def publish_wish(self, pages: int) -> None:
+        pass
+
+    def publish_idle(self, *, resting: bool) -> None:
+        pass
+
+    def _record(
+        self, pages: Sequence[int], before: PageState, after: PageState, epoch: int
+    ) -> None:
+        pass
+
+
+def supply_of(
+    plan: StoragePlan,
+    ledger: SharedLedger,
+    log: logging.Logger,
+    *,
+    unused_pages: Callable[[], int],
+    board: Board | None,
+) -> SglangSupply:
+    """This rank's, whose plan it is. `board`, where there are several. Raises RuntimeError."""
+    if board is None:
+        return SglangSupply(plan, ledger, log, unused_pages=unused_pages)
+    kind = FollowingSupply if board.rank else LeadingSupply
+    return kind(plan, ledger, log, unused_pages=unused_pages, board=board)
