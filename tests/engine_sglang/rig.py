@@ -61,7 +61,7 @@ class Rig:
             get_model_config=lambda: SimpleNamespace(context_len=context),
         )
         self.backend = KvcachedBackend(args, device="cpu", gpu_id=0)
-        kv_storage._active = self.backend
+        self.activate()
         self.pool = pool(slots)
         cls = self.backend.token_allocator_cls()
         self.allocator = cls(
@@ -78,6 +78,10 @@ class Rig:
         self.stepper = self.backend._stepper
         self.running = SimpleNamespace(reqs=[], batch_is_full=False)
         self.next_token = 0
+
+    def activate(self) -> None:
+        """SGLang's classes are to find this backend."""
+        kv_storage._active = self.backend
 
     def step(self, waiting: list[Any] | None = None, steps: int = 1) -> None:
         for _ in range(steps):

@@ -50,9 +50,12 @@ def test_an_engine_has_one_name_for_life(args: Any) -> None:
     ("option", "given"),
     [
         ("--device", {"device": "npu"}),
-        ("--tp-size", {"tp_size": 2}),
-        ("--pp-size", {"pp_size": 2}),
+        ("--tp-size", {"tp_size": 2, "device": "cuda"}),
+        ("--pp-size", {"pp_size": 2, "device": "cuda"}),
+        ("--nnodes", {"nnodes": 2}),
+        ("--scheduler-recv-interval", {"tp_size": 2, "scheduler_recv_interval": 2}),
         ("--dp-size", {"dp_size": 2}),
+        ("--enable-dp-attention", {"enable_dp_attention": True}),
         ("--dcp-size", {"dcp_size": 2}),
         ("--attn-cp-size", {"attn_cp_size": 2}),
         ("--speculative-algorithm", {"speculative_algorithm": "EAGLE"}),
@@ -129,6 +132,21 @@ def test_windows_in_tensors_of_their_own(windowed: Any) -> None:
     windowed.kv_storage_config = {"layout": "per-layer"}
     with pytest.raises(ValueError, match="layout per-layer does not work where sliding windows"):
         check(windowed)
+
+
+def test_windows_at_several_ranks(windowed: Any) -> None:
+    windowed.tp_size = 2
+    with pytest.raises(ValueError, match=r"does not work with --tp-size, .* windows") as e:
+        check(windowed)
+    assert "Add --disable-hybrid-swa-memory" in str(e.value)
+    windowed.disable_hybrid_swa_memory = True
+    check(windowed)
+
+
+def test_several_ranks(args: Any) -> None:
+    check(args)
+    args.tp_size = args.pp_size = 2
+    check(args)
 
 
 def test_windows_and_nothing_else(windowed: Any) -> None:

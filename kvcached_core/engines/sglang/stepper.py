@@ -64,7 +64,12 @@ class Stepper:
 
     def begin(self, waiting: Sequence[Any], chunked: Any, running: Any) -> None:
         self.supply.begin_turn()
-        acted = self._act_if_due(waiting, chunked, running)
+        try:
+            acted = self._act_if_due(waiting, chunked, running)
+        except (RuntimeError, ValueError):
+            if self._comparison is not None:
+                self._comparison.explain()
+            raise
         if acted and self._comparison is not None:
             self._comparison.check(self._counters())
         self.supply.end_turn(look=acted or self._waking)

@@ -26,6 +26,7 @@ class AnnouncedAgreement(Agreement):
         self._segment = segment
         self._hear = hear
         self._growing = 0
+        self._grown = 0  # of those, announced and not polled yet
         self._changes = Changes()
         self._heard = 0
 
@@ -42,11 +43,13 @@ class AnnouncedAgreement(Agreement):
             self.behind.retire(pages, epoch)
 
     def take(self, news: News) -> None:
-        self._growing -= news.grown
+        self._grown += news.grown
         news.add_to(self._changes)
         self._heard += 1
 
     def poll(self) -> Changes:
+        self._growing -= self._grown
+        self._grown = 0
         changes, self._changes = self._changes, Changes()
         return changes
 

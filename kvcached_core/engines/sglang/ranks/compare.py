@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Mapping
 
 import msgspec
 
 from kvcached_core.engines.sglang.ranks.board import Board
+
+_EXPLAIN_S = 1.0
 
 
 class Comparison:
@@ -31,11 +34,23 @@ class Comparison:
             self.compared += 1
             return
         self._own.append((self._step, own))
+        self._compare()
+
+    def _compare(self) -> None:
         while self._own and (first := self._board.posted(0, self._own[0][0])) is not None:
             step, own = self._own.popleft()
             if own != first:
                 raise RuntimeError(self._difference(step, own, first))
             self.compared += 1
+
+    def explain(self) -> None:
+        """After a fault: raises RuntimeError if it has such a cause."""
+        end = time.monotonic() + _EXPLAIN_S
+        while self._own and time.monotonic() < end:
+            if self._board.posted(0, self._own[0][0]) is None:
+                time.sleep(0.001)
+            else:
+                self._compare()
 
     def _difference(self, step: int, own: bytes, first: bytes) -> str:
         ours: dict[str, int] = msgspec.msgpack.decode(own)

@@ -114,7 +114,7 @@ class FollowingSupply(RanksSupply):
             return None
         news: News = msgspec.msgpack.decode(entry, type=News)
         if news.at < (self._turn, 0):
-            raise self._apart(news)
+            raise self._elsewhere(news)
         if news.at > (self._turn, 0):
             return None
         self._board.take()
@@ -129,16 +129,13 @@ class FollowingSupply(RanksSupply):
             ) from None
         news: News = msgspec.msgpack.decode(entry, type=News)
         if news.at != (self._turn, self._round):
-            raise self._apart(news)
+            raise self._elsewhere(news)
         self._board.take()
         return news
 
-    def _apart(self, news: News) -> RuntimeError:
-        return RuntimeError(
-            f"KV storage of engine {self._plan.instance}: rank {self._board.rank} is at moment "
-            f"{self._turn}.{self._round}, and rank 0 announced {news.turn}.{news.round}: they have "
-            "taken different decisions; --kv-storage-config check_ranks shows in what they differ"
-        )
+    def _elsewhere(self, news: News) -> RuntimeError:
+        here = f"is at moment {self._turn}.{self._round}"
+        return self._apart(f"{here}, and rank 0 announced {news.turn}.{news.round}")
 
     # --- which only the first rank tells ---
 

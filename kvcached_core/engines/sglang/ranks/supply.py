@@ -94,6 +94,18 @@ class RanksSupply(SglangSupply):
     def is_called(self, is_due: Callable[[], bool]) -> bool:
         return self._is_called
 
+    def settle(self) -> None:
+        try:
+            super().settle()
+        except ValueError as error:
+            raise self._apart(f"cannot do what rank 0 announced: {error}") from None
+
+    def _apart(self, why: str) -> RuntimeError:
+        return RuntimeError(
+            f"KV storage of engine {self._plan.instance}: rank {self._board.rank} {why}; they have "
+            "taken different decisions, and --kv-storage-config check_ranks shows in what"
+        )
+
     # --- the outside ---
 
     def _make_budgets(self) -> AnnouncedBudgets:
