@@ -9,9 +9,10 @@ import signal
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from engine import workload
@@ -95,6 +96,7 @@ def serve(
     storage: dict[str, Any],
     *,
     deep_sleep: bool = False,
+    environment: Mapping[str, str] = MappingProxyType({}),
     **engine: Any,
 ) -> Server:
     """Starts a server of the tests' model with the runner's arguments and these; the caller ends
@@ -105,14 +107,15 @@ def serve(
     command += _command_line({**ENGINE, **engine})
     command += ["--kv-storage-backend", "kvcached"]
     command += ["--kv-storage-config", json.dumps(storage)]
-    environment = {
+    variables = {
         **engines.environment(),
+        **environment,
         "SGLANG_GRPC_PORT": str(port - 1),  # not used; port + 10,000 by default, which may be none
         observe.GATE: "0",
         observe.MUTANT: "0",
         observe.DEEP_SLEEP: str(int(deep_sleep)),
     }
-    return Server(engines.launch(name, command, environment), port)
+    return Server(engines.launch(name, command, variables), port)
 
 
 def _command_line(arguments: dict[str, Any]) -> list[str]:

@@ -78,15 +78,16 @@ class LeadingSupply(RanksSupply):
         growing = behind.outstanding()
         changes = behind.poll()
         outside = self.budgets.outside
+        wanted = outside.others_want()
         return News(
             turn=turn,
             round=round_,
             free=outside.least_pages("available"),
             reachable=outside.least_pages("reachable"),
             fair=outside.fair_pages(),
-            asked=outside.asked_pages(self.unused_pages()),
+            asked=outside.asked_pages(self.unused_pages()) if wanted else 0,
             event=outside.event(),
-            wanted=outside.others_want(),
+            wanted=wanted,
             call=self._calls,
             awake=self._board.least_flag(),
             left=left,
