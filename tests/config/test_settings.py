@@ -38,6 +38,7 @@ def test_nothing_given_is_the_defaults() -> None:
         ("prefix_bound", "0B", 0),
         ("prefix_bound", "1MiB", 1 << 20),
         ("layout", "per-layer", "per-layer"),
+        ("check_ranks", "on", "on"),
         ("name", "a" * 40, "a" * 40),
     ],
 )
@@ -62,6 +63,7 @@ def test_allowed(key: str, value: Any, expected: Any) -> None:
         ("reclaim_wait_ms", [-1, 1001]),
         ("prefix_bound", ["None", None, -1]),
         ("layout", ["packed", None, ["per-layer"]]),
+        ("check_ranks", [True, "yes", None]),
         ("name", ["", "a/b", "ä", None]),
     ],
 )

@@ -340,3 +340,10 @@ def test_the_names_of_served_specs_are_upstreams() -> None:
     for name in support._SPECS:
         assert isinstance(getattr(kv_cache_interface, name), type)
     assert "kv_cache_specs" in kv_cache_interface.UniformTypeKVCacheSpecs.__dataclass_fields__
+
+
+def test_a_setting_that_is_not_served_here(clean: VllmConfig) -> None:
+    asked = copy.deepcopy(clean)
+    asked.cache_config.kv_storage_config = {"check_ranks": "off"}
+    with pytest.raises(ValueError, match="check_ranks is only of SGLang"):
+        KvcachedBackend.check_config(asked)

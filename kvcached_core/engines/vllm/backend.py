@@ -42,6 +42,7 @@ class KvcachedBackend(KVStorageBackend):  # type: ignore[misc]
     def check_config(cls, vllm_config: VllmConfig) -> None:
         provenance.check()
         support.check_supported(vllm_config)
+        support.check_settings(vllm_config.cache_config.kv_storage_config or {})
         # One identity, fixed by the first process that sees the configuration and passed on.
         name = settings_of(vllm_config).name or f"vllm-{uuid.uuid4().hex[:12]}"
         if vllm_config.parallel_config.data_parallel_size > 1:

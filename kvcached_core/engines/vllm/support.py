@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm import envs
@@ -123,6 +123,12 @@ def check_supported(vllm_config: VllmConfig) -> None:
                 f"--kv-storage-backend=kvcached does not work with {option}: {reason}. "
                 "Leave that option out, or use --kv-storage-backend=static."
             )
+
+
+def check_settings(given: Mapping[str, Any]) -> None:
+    """Raises ValueError for settings that are not served here, though they are elsewhere."""
+    if "check_ranks" in given:
+        raise ValueError("--kv-storage-config: check_ranks is only of SGLang; leave it out")
 
 
 def check_groups(kv_cache_configs: list[KVCacheConfig]) -> None:
