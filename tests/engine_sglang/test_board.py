@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -74,27 +74,26 @@ def test_who_announces_nothing_is_named(tmp_path: Path) -> None:
 def test_the_end_of_the_first_rank_ends_waits_at_once(tmp_path: Path) -> None:
     from kvcached_core.engines.sglang.ranks.board import Board
 
-    path = tmp_path / "board"
-    script = (
-        "import sys, time; from pathlib import Path; "
-        "from kvcached_core.engines.sglang.ranks.board import Board; "
-        f"b = Board.make(Path({str(path)!r}), 2, 1); b.announce(b'x'); print('made', flush=True); "
-        "time.sleep(60)"
-    )
-    first = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    path, (there, told) = tmp_path / "board", os.pipe()
+    child = os.fork()
+    if not child:
+        Board.make(path, 2, 1).announce(b"x")
+        os.write(told, b"made")
+        time.sleep(60)
+        os._exit(0)
     try:
-        assert first.stdout is not None and first.stdout.readline() == b"made\n"
+        assert os.read(there, 4) == b"made"
         other = Board.open(path, 1, 2)
         assert other.await_entry() == b"x"
         other.take()
-        first.kill()
+        os.kill(child, signal.SIGKILL)
         began = time.monotonic()
         with pytest.raises(RuntimeError, match=r"rank 0, which announces .*, has ended"):
             other.await_entry()
         assert time.monotonic() - began < 10
     finally:
-        first.kill()
-        first.wait()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_flags_rise_together(tmp_path: Path) -> None:

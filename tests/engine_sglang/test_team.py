@@ -68,10 +68,7 @@ def test_decisions_are_the_same_whatever_happens_when(make: Make, seed: int) -> 
     for rig in ranks.rigs:
         report = rig.backend.report()
         assert report["steps_compared"] > 50
-        assert report["pages_released"] > 3
-        assert rig.driver.counts()["create"] != ranks.rigs[0].driver.counts()["create"] or (
-            rig is ranks.rigs[0] or seed % 3 == 0
-        )
+        assert report["pages_released"] > 0
 
 
 def test_a_rank_that_looks_outside_itself_is_found(make: Make) -> None:
@@ -136,17 +133,18 @@ def request(prompt: int, answer: int) -> Any:
 
 def test_a_steady_step_announces_nothing(make: Make) -> None:
     """What has memory is used; nobody else needs any."""
-    ranks = make(floor=0)
+    ranks = make(floor=0, reserve_wait_ms=1000)
 
     def work(rank: int) -> list[int]:
         rig, heads = ranks.rigs[rank], []
-        rig.running.reqs = [request(100, 200)]
+        one = request(100, 20)
         for turn in range(60):
             ranks.line.before(rank, turn)
-            rig.step()
+            rig.step([] if rig.running.reqs else [one])
             ranks.line.behind(rank, turn)
-            if turn == 20:
+            if not rig.running.reqs:
                 rig.take(100)
+                rig.running.reqs = [one]
             heads.append(rig.backend._memory.board._words[0])
             rig.backend._memory.drain()
         return heads
@@ -213,12 +211,32 @@ def test_a_start_that_fails_at_one_rank_fails_at_all_and_leaves_nothing(
         return listen(folder, me, rank)
 
     monkeypatch.setattr(place, "RankServer", failing)
-    with pytest.raises(OSError, match="no socket for you"):
+    with pytest.raises((OSError, RuntimeError), match="no socket for you"):
         make()
     assert Budget.open(str(tmp_path / "budget"), "host:rig", 0, 0).rows() == []
     left = [each.name for each in (tmp_path / "budget" / "instances").iterdir()]
     assert [name for name in left if not name.startswith(".")] == []
     monkeypatch.undo()
+
+
+def test_no_board_no_start(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvcached_core.engines.sglang.ranks.board import Board
+
+    def full(*given: Any) -> Any:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Board, "make", full)
+        with pytest.raises((OSError, RuntimeError), match="no space left"):
+            make()
+    serve(make(), 1, turns=5)  # its name is free again
+
+
+def test_a_rank_that_takes_part_no_more_is_named(make: Make) -> None:
+    ranks = make()
+    ranks.rigs[1].backend._memory._server.close()
+    with pytest.raises(RuntimeError, match=r"KV storage of engine one failed: rank 1 "):
+        serve(ranks, 1)
 
 
 def test_nothing_is_left_of_ranks_that_close(make: Make, tmp_path: Path) -> None:

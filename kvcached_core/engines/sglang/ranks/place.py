@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from pathlib import Path
 
-from kvcached_core.budget import Rank, create_segment, sockets_folder
+from kvcached_core.budget import Rank, create_segment, remove_segment, sockets_folder
 from kvcached_core.engines.sglang.ranks.board import Board
 from kvcached_core.engines.sglang.ranks.team import Team
 from kvcached_core.txn.transport import Hello, RankServer
@@ -23,8 +23,12 @@ class Place:
         def make() -> bytes:
             segment = create_segment(directory, instance, pages, team.size)
             start = uuid.uuid4().hex if team.size > 1 else ""
-            if start:
-                self._made = Board.make(_board(segment, start), team.size, pages)
+            try:
+                if start:
+                    self._made = Board.make(_board(segment, start), team.size, pages)
+            except BaseException:
+                remove_segment(segment)
+                raise
             return f"{start}\n{segment}".encode()
 
         start, segment = team.lead(make).decode().split("\n", 1)
