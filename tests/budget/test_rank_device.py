@@ -13,6 +13,8 @@ from kvcached_core.budget import Budget
 from kvcached_core.vmm import DeviceLost, DriverError, FaultyDriver, HostDriver
 from lookalike import VENDORS, Machine
 
+pytestmark = pytest.mark.conformance("look-alike")
+
 
 @pytest.fixture(params=VENDORS)
 def machine(request: pytest.FixtureRequest) -> Machine:

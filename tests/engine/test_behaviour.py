@@ -5,7 +5,7 @@ import pytest
 from engine.processes import Engines, Run
 from engine.workload import until_stop
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.conformance("parity")]
 
 STEPS = 10_000
 

@@ -17,7 +17,7 @@ from engine.history import History
 from engine.storage_pair import PAGE, PER_PAGE, Pair, replay, tokens, until
 from kvcached_core.engines.vllm.log import logger
 
-pytestmark = [pytest.mark.engine]
+pytestmark = [pytest.mark.engine, pytest.mark.conformance("interface")]
 
 Make = Callable[..., Pair]
 
@@ -697,6 +697,7 @@ def test_a_page_lost_to_the_driver_is_never_handed_out_again(make: Make) -> None
     pair.step()
 
 
+@pytest.mark.conformance("shutdown")
 def test_shutdown_is_idempotent_and_removes_the_segment(make: Make) -> None:
     pair = make()
     assert pair.plan.segment.exists()
@@ -722,6 +723,7 @@ print(pair.plan.segment)
 """
 
 
+@pytest.mark.conformance("shutdown")
 def test_a_process_that_just_ends_leaves_nothing(tmp_path: Path) -> None:
     # No shutdown is called: the watcher must not be inside a native wait when the interpreter goes.
     command = [sys.executable, "-c", _LEFT_ALONE, str(tmp_path / "budget")]

@@ -20,7 +20,7 @@ from engine.runner import READY
 from kvcached_core.budget import Budget, RowInfo, read_segment
 from kvcached_core.budget.instance import segment_files
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.conformance("shutdown")]
 
 MIB = 1 << 20
 CAPACITY = 6 * MIB

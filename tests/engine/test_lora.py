@@ -9,7 +9,7 @@ import pytest
 from engine.processes import Engines, Run
 from support.tiny_model import DEFAULT, make_adapter
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.conformance("parity")]
 
 COUNT = 40
 

@@ -10,7 +10,7 @@ import pytest
 
 from engine.processes import Engines, Run
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.conformance("parity", core=True)]
 
 PAGE = 256 << 10  # four blocks of the tiny model
 AT_REST = 3 * PAGE  # the null page and the reserve
@@ -64,6 +64,7 @@ def test_a_page_is_mapped_once_for_each_time_it_is_owned(tight: Run) -> None:
     assert owned - counters["released"] <= mapped <= owned
 
 
+@pytest.mark.conformance("poison", core=True)
 def test_what_is_not_mapped_cannot_be_read(tight: Run) -> None:
     inside, during = tight["inside"], tight["readable"]
     assert during["looks"] > 10
@@ -109,11 +110,13 @@ def bound0(engines: Engines) -> Run:
     return engines.elastic("bound0", {"prefix_bound": "0B"}, bursts=100)
 
 
+@pytest.mark.conformance("parity")
 def test_no_prefix_is_kept_under_a_bound_of_nothing(bound0: Run, upstream: Run) -> None:
     assert bound0["tokens"] == upstream["tokens"]
     assert bound0["memory_after_run"] == AT_REST
 
 
+@pytest.mark.conformance("parity")
 def test_a_hundred_bursts_end_at_one_mark(bound0: Run) -> None:
     bursts = bound0["bursts"]
     assert len(bursts) == 100
@@ -121,12 +124,14 @@ def test_a_hundred_bursts_end_at_one_mark(bound0: Run) -> None:
     assert all(peak > AT_REST for peak, _ in bursts)
 
 
+@pytest.mark.conformance("mutants")
 def test_an_unmapped_live_page_kills_the_engine(engines: Engines) -> None:
     run = engines.elastic("unmap", {}, in_process=True, mutant=["unmap", 60], count=60)
     assert run.returncode == -signal.SIGSEGV
     assert run.result is None
 
 
+@pytest.mark.conformance("mutants")
 def test_a_corrupt_live_page_changes_its_readers(engines: Engines, upstream: Run) -> None:
     run = engines.elastic("poison", {}, in_process=True, mutant=["poison", 60], count=60)
     changed = {

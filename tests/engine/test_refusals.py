@@ -20,7 +20,7 @@ from kvcached_core.engines.vllm.planner import instance_name
 from kvcached_core.provenance import vllm as provenance
 from support.tiny_model import make_tiny_llama
 
-pytestmark = [pytest.mark.engine]
+pytestmark = [pytest.mark.engine, pytest.mark.conformance("refusals")]
 
 Configure = Callable[..., VllmConfig]
 

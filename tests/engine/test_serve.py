@@ -20,7 +20,7 @@ from engine.processes import Engines, Run, Started
 from engine.server import Client, Server, serve, until
 from kvcached_core.budget import Budget
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.conformance("parity")]
 
 PAGE = 256 << 10
 AT_REST = 3 * PAGE  # the null page and the reserve
@@ -187,6 +187,7 @@ def test_clients_left_in_the_middle_of_their_answers(story: Story) -> None:
     assert LEAVERS <= story.taken <= story.made < story.promised
 
 
+@pytest.mark.conformance("shutdown")
 def test_the_blocks_of_clients_that_left_come_back(story: Story) -> None:
     assert story.unfinished == 0
     assert story.mapped == [AT_REST] * 3
@@ -199,6 +200,7 @@ def test_later_answers_are_as_upstreams(story: Story, upstream: Run) -> None:
 # --- the end ---
 
 
+@pytest.mark.conformance("shutdown")
 def test_on_sigterm_it_ends_by_itself_and_leaves_nothing(story: Story) -> None:
     assert story.returncode == 0
     assert story.left == []

@@ -9,7 +9,7 @@ import pytest
 
 from engine.processes import Engines, Run
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.conformance("parity")]
 
 PAGE = 256 << 10
 

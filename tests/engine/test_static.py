@@ -4,7 +4,7 @@ import pytest
 
 from engine.processes import Engines, Run
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.conformance("static", core=True)]
 
 
 @pytest.fixture(scope="module")

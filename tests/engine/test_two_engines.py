@@ -6,7 +6,7 @@ import pytest
 
 from engine.processes import Engines, Run
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.conformance("parity")]
 
 MIB = 1 << 20
 CAPACITY = 6 * MIB

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,7 +81,11 @@ def test_memory_is_outside_of_the_scope_native(make: Make) -> None:
     ("harm", "text"),
     [
         (lambda t: t[:-1], "took 2 KV tensors from the storage, planned were 3"),
-        (lambda t: [*t, t[0]], "asks for KV tensor 3 .*planned were 3 tensors"),
+        # Of what the runner asks with, the size is all that every release tells.
+        (
+            lambda t: [*t, SimpleNamespace(size=t[0].size)],
+            "asks for KV tensor 3 .*planned were 3 tensors",
+        ),
         (
             lambda t: [KVCacheTensor(t[0].size - 1, ["layer0"]), *t[1:]],
             r"KV tensor 0 has \d+ bytes on cpu, planned were \d+",

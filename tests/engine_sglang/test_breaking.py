@@ -13,7 +13,11 @@ import pytest
 
 from kvcached_core.budget import Budget, Grant
 
-pytestmark = [pytest.mark.sglang, pytest.mark.usefixtures("sglang_variables")]
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.usefixtures("sglang_variables"),
+    pytest.mark.conformance("refusals"),
+]
 
 PAGE = 64 << 10
 PER_PAGE = 64

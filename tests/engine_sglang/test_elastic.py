@@ -10,7 +10,7 @@ import pytest
 from engine.processes import Run
 from engine_sglang.processes import SglangEngines
 
-pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.conformance("parity", core=True)]
 
 MIB = 1 << 20
 PAGE = 128 << 10  # 64 tokens of the tiny model
@@ -95,6 +95,7 @@ def test_tokens_of_larger_pages(paged: Run, upstream: Run) -> None:
     assert paged["retractions"] > 0
 
 
+@pytest.mark.conformance("poison")
 @pytest.mark.parametrize("name", ["unbounded", "tight", "without_tree", "paged"])
 def test_what_can_be_taken_has_memory(name: str, request: pytest.FixtureRequest) -> None:
     run: Run = request.getfixturevalue(name)

@@ -13,7 +13,7 @@ import pytest
 from engine.processes import Run
 from engine_sglang.processes import SglangEngines
 
-pytestmark = [pytest.mark.sglang]
+pytestmark = [pytest.mark.sglang, pytest.mark.conformance("interface")]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from engine_sglang.processes import SglangEngines
 from engine_sglang.test_elastic import BOLD, BUSY_CHECKS
 from support.tiny_kinds import LATENT_RANK, LATENT_ROPE, make_tiny_latent, make_tiny_windows
 
-pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.conformance("parity")]
 
 PAGE_TOKENS = 64
 PAGES = 20

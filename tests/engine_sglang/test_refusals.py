@@ -10,7 +10,11 @@ import pytest
 
 from support.tiny_model import make_tiny_llama
 
-pytestmark = [pytest.mark.sglang, pytest.mark.usefixtures("sglang_variables")]
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.usefixtures("sglang_variables"),
+    pytest.mark.conformance("refusals"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from engine_sglang.processes import SglangEngines
 from engine_sglang.server import Server, serve, tokens
 from kvcached_core.budget import Budget, RowInfo
 
-pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.conformance("parity")]
 
 MIB = 1 << 20
 PAGE = 128 << 10  # 64 tokens of the tiny model
@@ -152,10 +152,12 @@ def test_requests_that_come_while_it_sleeps_wait(story: Story) -> None:
     assert story.asleep == PAGE and not story.early
 
 
+@pytest.mark.conformance("shutdown")
 def test_sigterm_lets_requests_finish(story: Story) -> None:
     assert story.status == -signal.SIGKILL  # so a server of SGLang's ends itself
 
 
+@pytest.mark.conformance("shutdown")
 @pytest.mark.parametrize("how", ["terminated", "killed"])
 def test_an_engine_that_has_ended_leaves_its_memory_to_others(story: Story, how: str) -> None:
     assert story.neighbour[how]["granted"]
@@ -163,6 +165,7 @@ def test_an_engine_that_has_ended_leaves_its_memory_to_others(story: Story, how:
     assert story.left[how] == []
 
 
+@pytest.mark.conformance("shutdown")
 def test_only_what_was_killed_leaves_its_segment(story: Story) -> None:
     assert story.segments["terminated"] == []
     assert len(story.segments["killed"]) == 1  # until the next engine starts, which moves it

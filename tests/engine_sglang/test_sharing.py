@@ -18,7 +18,7 @@ from engine.processes import TESTS, Run, Started
 from engine_sglang.processes import SglangEngines
 from kvcached_core.budget import Budget, BudgetError, RowInfo
 
-pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.conformance("parity")]
 
 MIB = 1 << 20
 PAGE = 128 << 10
@@ -90,6 +90,7 @@ def test_tokens_of_engines_that_share(story: Story, upstream: Run) -> None:
     assert story.one["tokens_again"] == [upstream["tokens"]]
 
 
+@pytest.mark.conformance("shutdown")
 def test_what_was_killed_is_reaped_while_the_other_works(story: Story) -> None:
     assert story.seconds < REAPED_S
     assert story.left == []
@@ -100,6 +101,7 @@ def test_each_had_what_the_other_had_at_another_time(story: Story) -> None:
     assert sum(story.peaks.values()) > CAPACITY
 
 
+@pytest.mark.conformance("mutants")
 def test_an_unmapped_live_page_kills_the_engine(engines: SglangEngines) -> None:
     storage = {"page_size": 256 << 10, "capacity": 16 * MIB}
     run = engines.elastic("mutant", storage, count=30, mutant=40)

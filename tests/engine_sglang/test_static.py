@@ -12,7 +12,7 @@ from engine_sglang.processes import SglangEngines
 
 SERIES = Path(__file__).resolve().parents[2] / "patches" / "sglang"
 
-pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.conformance("static", core=True)]
 
 # Job, least number of slots handed out. Larger pages take Triton, which is interpreted here.
 JOBS: dict[int, tuple[dict[str, Any], int]] = {

@@ -25,6 +25,8 @@ from .device_life import STEPS, G, check_costs, in_a_thread, life_of_a_page
 from .device_subject import DeviceSubject
 from .subject import Subject
 
+pytestmark = pytest.mark.conformance("look-alike")
+
 # --- what it is ---
 
 

@@ -19,6 +19,8 @@ from lookalike import GLOBAL, RELAXED, Machine
 from .device_life import G, check_costs, in_a_thread, life_of_a_page, live
 from .subject import DEADLINE, Subject
 
+pytestmark = pytest.mark.conformance("look-alike")
+
 # --- threads, captures, forks ---
 
 

@@ -12,6 +12,8 @@ from kvcached_core.vmm import Driver, Handle, HostDriver, InvalidArgument, OutOf
 
 from .subject import Subject
 
+pytestmark = pytest.mark.conformance("look-alike")
+
 
 def test_describes_itself(subject: Subject) -> None:
     granule = subject.granule

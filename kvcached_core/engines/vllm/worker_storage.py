@@ -110,8 +110,8 @@ class KvcachedWorkerStorage(KVWorkerStorage):  # type: ignore[misc]
         index = len(self._arenas)
         if index == len(self._plan.block_bytes):
             raise RuntimeError(
-                f"the model runner asks for KV tensor {index} ({tensor.size} bytes for "
-                f"{', '.join(tensor.shared_by)}), planned were {index} tensors"
+                f"the model runner asks for KV tensor {index} ({tensor.size} bytes), planned were "
+                f"{index} tensors"
             )
         planned = self._plan.block_bytes[index] * self._plan.num_blocks
         if tensor.size != planned or device.type != self._device.tensor_type:

@@ -1,0 +1,51 @@
+#!/bin/sh
+# conformance.sh [--core | --backend NAME [--profile FILE]] ENGINE[==VERSION] [ARGUMENT...]
+#
+# Whether the pin of that engine and version, or somebody's storage backend on it, keeps what the
+# interface says; docs/conformance.md says what that is. Ends with a table, and with 1 if a row is red.
+# --core: the short selection that CI runs of pins beside the default ones. --backend: a backend by
+# the name of its entry point, FILE telling how to set it up. ARGUMENTs are pytest's.
+#
+# ci/env.sh makes the environment, or brings it up to date: KVCACHED_VENV (.venv) for the default pin
+# of vLLM, KVCACHED_VENV_SGLANG (.venv-sglang) for that of SGLang, .venv-ENGINE-VERSION for others, or
+# whatever KVCACHED_CONFORMANCE_VENV names.
+set -eu
+cd "$(dirname "$0")/.."
+usage() { sed -n '2s/^# /usage: ci\//p' "$0" >&2; exit 2; }
+selection=all
+while [ $# -gt 0 ]; do
+  case $1 in
+    --core) selection=core ;;
+    --backend) selection=backend KVCACHED_TEST_BACKEND=${2:?conformance: --backend: which?}; shift ;;
+    --profile) KVCACHED_TEST_PROFILE=$(realpath "${2:?conformance: --profile: which file?}"); shift ;;
+    -*) usage ;;
+    *) break ;;
+  esac
+  shift
+done
+[ $# -gt 0 ] || usage
+[ -z "${KVCACHED_TEST_BACKEND:-}" ] || export KVCACHED_TEST_BACKEND
+[ -z "${KVCACHED_TEST_PROFILE:-}" ] || export KVCACHED_TEST_PROFILE
+pin=$1
+shift
+case $pin in
+  vllm) dir=${KVCACHED_VENV:-.venv} ;;
+  sglang) dir=${KVCACHED_VENV_SGLANG:-.venv-sglang} ;;
+  *) dir=.venv-$(echo "$pin" | sed 's/==/-/') ;;
+esac
+dir=${KVCACHED_CONFORMANCE_VENV:-$dir}
+case $pin in
+  vllm | vllm==*) mark=engine tests=tests/engine ;;
+  sglang | sglang==*) mark=sglang tests=tests/engine_sglang ;;
+  *) usage ;;
+esac
+ci/env.sh --engine "$pin" "$dir"
+dir=$(realpath "$dir")
+# Only what bears the kit's mark is imported: other tests look at inner things of one release.
+marked=$(grep -lE 'mark\.conformance\(' "$tests"/test_*.py)
+[ $selection != all ] || marked="$marked $(grep -lE 'mark\.conformance\(' tests/vmm/test_*.py tests/budget/test_*.py)"
+export PYTHONDONTWRITEBYTECODE="" PYTHONPYCACHEPREFIX="$dir/pycache" PYTHONPATH="$PWD/tests"
+# shellcheck disable=SC2086 # a list of files
+exec "$dir/bin/pytest" -q -p no:cacheprovider -p support.conformance --conformance "$selection" \
+  --conformance-subject "$pin${KVCACHED_TEST_BACKEND:+, backend $KVCACHED_TEST_BACKEND}" \
+  -m "not gpu and ($mark or not (engine or sglang))" $marked "$@"
