@@ -21,14 +21,14 @@ TOKEN = 2 * 2 * 2 * 32 * 4  # layers, keys and values, heads, numbers, bytes
 PER_PAGE = PAGE // TOKEN
 
 
-def plain(slots: int, dtype: torch.dtype = torch.float32) -> Any:
+def plain(slots: int, dtype: torch.dtype = torch.float32, layers: int = 2) -> Any:
     return MHATokenToKVPool(
         size=slots,
         page_size=1,
         dtype=dtype,
         head_num=2,
         head_dim=32,
-        layer_num=2,
+        layer_num=layers,
         device="cpu",
         enable_memory_saver=False,
     )

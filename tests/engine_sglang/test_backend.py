@@ -100,6 +100,20 @@ def test_a_waiting_request_finds_memory_for_all_it_may_write(make: Make) -> None
     assert len(set(taken.tolist())) == 150
 
 
+def test_what_is_freed_in_any_way_gives_its_memory_back(make: Make) -> None:
+    """Releases differ in how they free. All of them put what is free into the list."""
+    import torch
+
+    rig = make(reserve_pages=0)
+    for _ in range(3):
+        rig.step([request(190, 1)])
+        taken = rig.take(190)
+        assert rig.mapped() > PAGE
+        rig.allocator.free_pages = torch.cat((rig.allocator.free_pages, taken))
+        rig.rest()
+        assert rig.mapped() == PAGE
+
+
 def test_a_request_that_was_not_admitted_is_tried_again_when_there_is_more(make: Make) -> None:
     rig = make()
     waiting = [request(150, 40)]

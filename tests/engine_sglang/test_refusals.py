@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from engine_sglang.arguments import Asked, asked_of
 from support.tiny_model import make_tiny_llama
 
 pytestmark = [
@@ -25,16 +25,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def args(model: str) -> Any:
     """Arguments that are served, as SGLang has resolved them."""
-    from sglang.srt.server_args import ServerArgs
+    from kvcached_core.engines.sglang import KvcachedBackend
 
-    return ServerArgs(
-        model_path=model,
-        device="cpu",
-        attention_backend="torch_native",
-        grammar_backend="none",
-        kv_storage_backend="kvcached",
-        kv_storage_config={"capacity": "64MiB"},
-    )
+    given = {"kv_storage_backend": "kvcached", "kv_storage_config": {"capacity": "64MiB"}}
+    return asked_of(KvcachedBackend, model, grammar_backend="none", **given)
 
 
 def check(args: Any) -> None:
@@ -78,10 +72,8 @@ def test_an_engine_has_one_name_for_life(args: Any) -> None:
     ],
 )
 def test_an_option_that_is_not_served(args: Any, option: str, given: dict[str, Any]) -> None:
-    asked = copy.copy(args)
-    for name, value in given.items():
-        assert hasattr(asked, name)
-        setattr(asked, name, value)
+    assert all(hasattr(args, name) for name in given)
+    asked = Asked(args, **given)
     with pytest.raises(ValueError, match=f"kvcached does not work with .*{option}") as e:
         check(asked)
     assert "or use --kv-storage-backend=static" in str(e.value)
@@ -93,23 +85,18 @@ def test_a_pool_of_memory_from_elsewhere(args: Any, monkeypatch: pytest.MonkeyPa
         check(args)
 
 
-def test_latent_attention_that_reads_all_of_an_fp8_cache(
-    args: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = copy.copy(args)
-    asked.kv_cache_dtype, asked.attention_backend = "fp8_e4m3", "flashinfer"
+def test_latent_attention_that_reads_all_of_an_fp8_cache(args: Any) -> None:
+    asked = Asked(args, kv_cache_dtype="fp8_e4m3", attention_backend="flashinfer")
     check(asked)  # this model is none
     latent = SimpleNamespace(attention_arch="AttentionArch.MLA")
-    monkeypatch.setattr(type(asked), "get_model_config", lambda args: latent)
+    asked.get_model_config = lambda: latent
     with pytest.raises(ValueError, match=r"--kv-cache-dtype=fp8 .*--attention-backend=flashinfer"):
         check(asked)
 
 
 @pytest.fixture
-def windowed(args: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def windowed(args: Any) -> Any:
     """Arguments for a model whose sliding windows have a pool of their own."""
-    asked = copy.copy(args)
-    asked.attention_backend = "triton"
     model = SimpleNamespace(
         is_hybrid_swa=True,
         full_attention_layer_ids=[1],
@@ -118,8 +105,7 @@ def windowed(args: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         context_len=512,
         attention_arch="AttentionArch.MHA",
     )
-    monkeypatch.setattr(type(asked), "get_model_config", lambda args: model)
-    return asked
+    return Asked(args, attention_backend="triton", get_model_config=lambda: model)
 
 
 def test_windows_that_attention_does_not_find(windowed: Any) -> None:
@@ -235,8 +221,7 @@ def test_no_request_fits() -> None:
 def test_a_setting_that_is_not_served_here(
     args: Any, setting: dict[str, str], backend: str, message: str
 ) -> None:
-    asked = copy.copy(args)
-    asked.kv_storage_config, asked.attention_backend = {}, backend
+    asked = Asked(args, kv_storage_config={}, attention_backend=backend)
     check(asked)
     asked.kv_storage_config = setting
     with pytest.raises(ValueError, match=f"--kv-storage-config: {message}"):

@@ -12,10 +12,14 @@ from kvcached_core.pool import Ledger
 pytestmark = [pytest.mark.sglang, pytest.mark.usefixtures("sglang_variables")]
 
 
-def shared(pages: tuple[int, ...] = (10, 20), shares: tuple[int, ...] = (3, 5)) -> Any:
+def shared(
+    pages: tuple[int, ...] = (10, 20),
+    shares: tuple[int, ...] = (3, 5),
+    placed: tuple[int, ...] = (0, 1),
+) -> Any:
     from kvcached_core.engines.sglang.shared_ledger import SharedLedger
 
-    return SharedLedger([Ledger(n, 1) for n in pages], shares)
+    return SharedLedger([Ledger(n, 1) for n in pages], shares, placed)
 
 
 def owned(ledger: Any) -> list[int]:
@@ -39,6 +43,18 @@ def test_ids_of_the_second_pool_follow_those_of_the_first() -> None:
     assert ids == [13, 12]
     ledger.released(ids)
     assert owned(ledger) == [3, 2] and ledger.pages("virtual") == 25
+
+
+def test_the_second_pool_may_have_the_first_ids() -> None:
+    ledger = shared(placed=(1, 0))
+    assert ledger.first == (20, 0)
+    ledger.want([2, 3], [2, 3])
+    assert grow(ledger, 5) == [21, 22, 1, 2, 3]
+    assert owned(ledger) == [3, 4]
+    ids = ledger.ids(0, ledger.ledgers[0].retire_empty(1))
+    assert ids == [22]
+    ledger.released(ids)
+    assert owned(ledger) == [2, 4]
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,15 @@ SHARE = 4  # pages of windows for one request of the greatest length
 Make = Callable[..., Any]
 
 
-@pytest.fixture
-def make(tmp_path: Path, sglang_variables: None) -> Iterator[Make]:
+@pytest.fixture(params=["swa_kv_pool", "full_kv_pool"])
+def make(request: pytest.FixtureRequest, tmp_path: Path, sglang_variables: None) -> Iterator[Make]:
+    """By which pool is made first."""
     from engine_sglang.window_rig import WindowRig
 
     rigs: list[Any] = []
 
     def build(**settings: Any) -> Any:
-        rigs.append(WindowRig(tmp_path / "budget", **settings))
+        rigs.append(WindowRig(tmp_path / "budget", first=request.param, **settings))
         return rigs[-1]
 
     yield build
@@ -243,6 +244,7 @@ def pages(chunk: int | None) -> Any:
         Geometry(1, 1024, 64, (1024,), 4096),
         Geometry(1, 4096, 128, (512,), 4096),
         Windows(100, most),
+        (0, 1),
     )
 
 

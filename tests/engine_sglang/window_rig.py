@@ -16,7 +16,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.mem_cache.swa_radix_cache import SWARadixCache
 
-from engine_sglang.rig import PAGE, Rig
+from engine_sglang.rig import PAGE, Rig, plain
 from kvcached_core.engines.sglang.backend import KvcachedBackend
 
 WINDOW = 32
@@ -33,8 +33,10 @@ class WindowRig(Rig):
         slots: int = 2047,
         windows: int = 1023,
         chunk: int = 512,
+        first: str = "swa_kv_pool",
         **settings: Any,
     ) -> None:
+        """`first`: which pool is made first; releases of SGLang differ in that."""
         given = {"budget": "rig", "capacity": 32 * PAGE, "page_size": PAGE, "name": "one"}
         given |= {"budget_dir": str(directory), "reserve_wait_ms": 1000}
         model = SimpleNamespace(
@@ -57,7 +59,7 @@ class WindowRig(Rig):
             get_model_config=lambda: model,
         )
         self.backend = KvcachedBackend(args, device="cpu", gpu_id=0)
-        kv_storage._active = self.backend
+        kv_storage._active = kv_storage._static
         self.pool = SWAKVPool(
             slots,
             windows,
@@ -70,6 +72,10 @@ class WindowRig(Rig):
             "cpu",
             enable_kv_cache_copy=False,
         )
+        kv_storage._active = self.backend
+        sizes = {"swa_kv_pool": (windows, 2), "full_kv_pool": (slots, 1)}
+        for name in sorted(sizes, key=first.__ne__):
+            setattr(self.pool, name, plain(sizes[name][0], layers=sizes[name][1]))
         for pool in (self.pool.swa_kv_pool, self.pool.full_kv_pool):
             for tensor in (*pool.k_buffer, *pool.v_buffer):
                 tensor[0] = 1.0  # as warm-ups in constructors do

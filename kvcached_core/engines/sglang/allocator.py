@@ -21,14 +21,31 @@ class _Elastic:
     """What both kinds share; a block is one of their pages, or a token."""
 
     page_size: int
-    free_pages: torch.Tensor
     stock: Stock | None = None
+    _free: torch.Tensor | None = None
+
+    @property
+    def free_pages(self) -> torch.Tensor:
+        """The list. What SGLang makes longer, it frees: it has several ways to, and each release
+        others."""
+        assert self._free is not None
+        return self._free
+
+    @free_pages.setter
+    def free_pages(self, free: torch.Tensor) -> None:
+        if self.stock is not None and self._free is not None:
+            self.stock.note_freed(max(0, len(free) - len(self._free)))
+        self._free = free
+
+    def relist(self, free: torch.Tensor) -> None:
+        """The list as the stock has changed it: nothing is freed."""
+        self._free = free
 
     def clear(self) -> None:
         super().clear()  # type: ignore[misc]
         if self.stock is None:
             self.stock = get_kv_storage().open_stock(self)
-        self.free_pages = self.stock.clear()
+        self.relist(self.stock.clear())
 
     def available_size(self) -> int:
         assert self.stock is not None
@@ -38,18 +55,12 @@ class _Elastic:
         assert self.stock is not None
         return self.stock.unbacked(len(self.free_pages)) * self.page_size
 
-    def free(self, free_index: torch.Tensor) -> None:
-        before = len(self.free_pages)
-        super().free(free_index)  # type: ignore[misc]
-        assert self.stock is not None
-        self.stock.note_freed(len(self.free_pages) - before)
-
     def _cover(self, blocks: int) -> bool:
         """Whether so many can be taken, from the list as it then is."""
         assert self.stock is not None
         if blocks > self.stock.available(len(self.free_pages)):
             return False
-        self.free_pages = self.stock.cover(self.free_pages, blocks)
+        self.relist(self.stock.cover(self.free_pages, blocks))
         return True
 
 

@@ -26,7 +26,12 @@ class Pages(ABC):
     @property
     @abstractmethod
     def pools(self) -> tuple[Geometry, ...]:
-        """Each one's pages; their ids follow one another in this order."""
+        """Each one's pages."""
+
+    @property
+    def placed(self) -> tuple[int, ...]:
+        """Which of `pools` has the first ids of pages, which the next, and so on."""
+        return tuple(range(len(self.pools)))
 
     @property
     @abstractmethod

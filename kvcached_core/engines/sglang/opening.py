@@ -29,7 +29,7 @@ class Opening:
         request = min(context, allocator.size) - 1
         self.plan, need = memory.start(self.pages, shapes, request)
         ledgers = [Ledger(pool.num_pages, 1) for pool in self.pages.pools]
-        self._ledger = SharedLedger(ledgers, need)
+        self._ledger = SharedLedger(ledgers, need, self.pages.placed)
         self._pools: list[Pool | None] = [None] * len(ledgers)
 
     def open(self, allocator: Any) -> Stock:

@@ -95,14 +95,14 @@ class Pool:
         """Acts on a look that is due; whether it was."""
         was_looking = self.stock.is_looking
         self.stock.refresh()
-        self.allocator.free_pages = self.stock.settle(self.allocator.free_pages, step)
+        self.allocator.relist(self.stock.settle(self.allocator.free_pages, step))
         return was_looking and not self.stock.is_looking
 
     def look(self, pages: int, step: int) -> None:
-        self.allocator.free_pages = self.stock.look(self.allocator.free_pages, pages, step)
+        self.allocator.relist(self.stock.look(self.allocator.free_pages, pages, step))
 
     def restore(self) -> None:
-        self.allocator.free_pages = self.stock.restore(self.allocator.free_pages)
+        self.allocator.relist(self.stock.restore(self.allocator.free_pages))
 
     def clear(self) -> None:
         self.allocator.clear()

@@ -12,17 +12,23 @@ _PageState = Literal["virtual", "preparing", "owned", "retiring", "quarantined"]
 
 
 class SharedLedger:
-    """Ids of pages follow one another, those of the first pool first; each pool's own ledger has
-    them from 0. A pool's page 0 is padding's, and counts as used.
+    """Ids of pages follow one another, those of the first of `placed` first; each pool's own ledger
+    has them from 0. A pool's page 0 is padding's, and counts as used.
 
     Each pool has a share that is its own: `shares` pages, with which one request runs alone. A pool
     outgrows it only when every other has all of its share, so that none can take from another what
     that one cannot do without."""
 
-    def __init__(self, ledgers: Sequence[Ledger], shares: Sequence[int]) -> None:
+    def __init__(
+        self, ledgers: Sequence[Ledger], shares: Sequence[int], placed: Sequence[int]
+    ) -> None:
+        """`placed`: all pools, by their index, in the order of their ids."""
         self.ledgers = tuple(ledgers)
         self.shares = tuple(shares)
-        self.first = tuple(accumulate((led.num_pages() for led in ledgers[:-1]), initial=0))
+        self._placed = tuple(placed)
+        sizes = (ledgers[pool].num_pages() for pool in placed[:-1])
+        self._starts = tuple(accumulate(sizes, initial=0))
+        self.first = tuple(self._starts[placed.index(pool)] for pool in range(len(ledgers)))
         self._lacking = [0] * len(self.ledgers)
         self._wanted = [0] * len(self.ledgers)
 
@@ -34,7 +40,7 @@ class SharedLedger:
     def _split(self, ids: Iterable[int]) -> list[list[int]]:
         pages: list[list[int]] = [[] for _ in self.ledgers]
         for page in ids:
-            pool = sum(page >= first for first in self.first) - 1
+            pool = self._placed[sum(page >= start for start in self._starts) - 1]
             pages[pool].append(page - self.first[pool])
         return pages
 

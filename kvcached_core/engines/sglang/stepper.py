@@ -33,7 +33,7 @@ class Stepper:
         )
         check = board is not None and plan.settings.check_ranks == "on"
         self._comparison = Comparison(board, plan.instance) if board and check else None
-        padding = pools.ledger.first[1:]
+        padding = [page for page in pools.ledger.first if page]
         self.supply.hold(padding)
         memory.rank.make_ready(list(padding))
         self.wake = Wake()

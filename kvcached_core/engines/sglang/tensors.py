@@ -103,7 +103,7 @@ class Tensors(ABC):
 
     @abstractmethod
     def index_of(self, owner: Any) -> int:
-        """Which of `Pages.pools` the pool is."""
+        """Which of `Pages.pools` the pool is, once they are known."""
 
 
 class PoolTensors(Tensors):

@@ -1,7 +1,8 @@
 """Models some of whose layers see only a sliding window: a pool for those and one for the others.
 
-Both lie in one arena, the windows' pages first. A page takes as many bytes in either, so that
-memory which one pool gives up is of use to the other; limit, floor and account are one for both.
+Both lie in one arena, in the order in which they ask for tensors. A page takes as many bytes in
+either, so that memory which one pool gives up is of use to the other; limit, floor and account are
+one for both.
 """
 
 from __future__ import annotations
@@ -44,6 +45,11 @@ class WindowPages(Pages):
     windows: Geometry
     full: Geometry
     held: Windows
+    order: tuple[int, ...]
+
+    @property
+    def placed(self) -> tuple[int, ...]:
+        return self.order
 
     @property
     def granularity(self) -> int:  # type: ignore[override]
@@ -68,7 +74,8 @@ class WindowPages(Pages):
 
 
 class WindowTensors(Tensors):
-    """Tensors of both pools. That of windows asks first."""
+    """Tensors of both pools, which ask one after the other; which is which shows when that of full
+    attention gets its allocator, which is made first."""
 
     is_block_major = True
 
@@ -85,7 +92,8 @@ class WindowTensors(Tensors):
         self._page_size = page_size
         self._granularity = granularity
         self._held = held
-        self._regions: list[Region] = []
+        self._regions: list[Region] = []  # in the order in which they were asked for
+        self._full: Any = None
         self._page_bytes = 0
         self.padding = Padding(driver, granularity)
         self._arena = Arena.reserve(driver, 2 * addresses + 64 * max(page_size, granularity))
@@ -97,18 +105,21 @@ class WindowTensors(Tensors):
     def new(
         self, owner: Any, shape: Sequence[int], dtype: torch.dtype, device: str, tokens_per_row: int
     ) -> torch.Tensor:
-        if self.closed or (len(self._regions) == 2 and self.index_of(owner) < 0):
+        if self.closed or (len(self._regions) == 2 and self._place_of(owner) < 0):
             raise RuntimeError(
                 f"{type(owner).__name__} asks for a KV tensor: only two pools are served, that of "
                 "sliding windows and that of full attention"
             )
-        if self.index_of(owner) < 0:
+        if self._place_of(owner) < 0:
             self._regions.append(self._begin(owner, shape[0]))
-        tensor = self._regions[self.index_of(owner)].next(shape, dtype)
+        tensor = self._regions[self._place_of(owner)].next(shape, dtype)
         check_device(tensor, device)
         return tensor
 
     def index_of(self, owner: Any) -> int:
+        return FULL if owner is self._full else WINDOWS
+
+    def _place_of(self, owner: Any) -> int:
         """-1 for a pool that has not asked yet."""
         owners = [region.owner for region in self._regions]
         return next((at for at, other in enumerate(owners) if other is owner), -1)
@@ -123,8 +134,8 @@ class WindowTensors(Tensors):
             )
         base, size = 0, sum(parts) * int(owner.page_size)
         if self._regions:
-            self._page_bytes = self._size_pages(self._regions[WINDOWS].block_bytes, size)
-            base = self._page_bytes * self._geometry(self._regions[WINDOWS]).num_pages
+            self._page_bytes = self._size_pages(self._regions[0].block_bytes, size)
+            base = self._page_bytes * self._geometry(self._regions[0]).num_pages
         self.padding.add(self._arena, base, size)
         return Region(owner, self._arena, base, rows, parts)
 
@@ -141,11 +152,13 @@ class WindowTensors(Tensors):
 
     def pages(self, owner: Any, num_blocks: int, block_tokens: int) -> WindowPages:
         complete = [region.is_complete for region in self._regions]
-        if self.index_of(owner) != FULL or complete != [True, True]:
+        at = self._place_of(owner)
+        if at < 0 or complete != [True, True]:
             raise not_all_of(owner)
-        self.closed = True
-        windows, full = map(self._geometry, self._regions)
-        made = WindowPages(windows, full, self._held)
+        self.closed, self._full = True, owner
+        full, windows = (self._geometry(self._regions[place]) for place in (at, 1 - at))
+        placed = (WINDOWS, FULL) if at == 1 else (FULL, WINDOWS)
+        made = WindowPages(windows, full, self._held, placed)
         assert made.full.num_blocks == num_blocks
         assert made.full.block_tokens == block_tokens
         assert made.num_pages * self._page_bytes <= self._arena.size
