@@ -45,5 +45,10 @@ done
 part "tests without an engine" tests "$KVCACHED_VENV" -n 2 --dist loadfile \
   -m "not engine and not sglang and not gpu"
 part "tests with an engine" tests "$KVCACHED_VENV" -m "engine and not gpu"
+for file in vendored/*/*/upstream.yaml; do
+  [ -e "$file" ] || continue
+  pin=${file#vendored/} pin=$(dirname "$pin" | sed 's|/|==|')
+  part "core modes of $pin" ci/conformance.sh --core "$pin"
+done
 part "tests with SGLang" tests "$KVCACHED_VENV_SGLANG" -m sglang tests/engine_sglang
 echo "test: all green, $(($(date +%s) - started)) s"
