@@ -14,7 +14,8 @@ prefix cache at the end; ``busy``, a file until which the workload is repeated; 
 often to sleep and wake with nothing running, looking at the device behind ``record`` (directory and
 key); ``logprobs``, whether to tell, as ``gaps``, by how much each token was likelier than the next
 best one (difference of logarithms); ``most_tokens``, of an answer; ``one_by_one``, whether a
-request is sent when the one before it has its answer.
+request is sent when the one before it has its answer; ``referee``, what referee.py is to do with
+the backend: arguments of Referee.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engine import beside, observe, workload
+from engine import beside, observe, referee, workload
 
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
@@ -50,6 +51,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     inside = observe.Inside() if job.get("inside") else None
     mutant = observe.Mutant(*job["mutant"]) if job.get("mutant") else None
     readable = observe.Readable() if job.get("readable") else None
+    judge = referee.Referee(**job["referee"]) if job.get("referee") else None
     if job.get("unfenced"):
         observe.skip_fences()
     began = time.monotonic()
@@ -61,6 +63,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         result["compute_hash"] = llm.llm_engine.vllm_config.compute_hash()
     if mutant is not None:
         mutant.arm(llm)
+    if judge is not None:
+        judge.arm(llm)
     count = job.get("count", 200)
     adapters = _adapters(job.get("adapters", [None]))
     asked = workload.prompts(-(-count // len(adapters)))
@@ -96,6 +100,10 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         result["readable"] = {**vars(readable)}
     if mutant is not None:
         result["owners"] = mutant.owners
+    if judge is not None:
+        result["memory"] = judge.report()
+        llm.llm_engine.engine_core.shutdown()
+        result["referee"] = judge.result()
     return result
 
 

@@ -19,7 +19,7 @@ from engine.processes import Engines, Run, Started
 from engine.runner import READY
 from kvcached_core.budget import Budget
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.conformance("parity")]
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 SHAPES = {"tp": {"tensor_parallel_size": 2}, "pp": {"pipeline_parallel_size": 2}}
 PAGE = 256 << 10

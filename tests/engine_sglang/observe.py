@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 import os
 from collections import Counter
 from types import SimpleNamespace
@@ -23,6 +24,8 @@ MUTANT = "KVCACHED_TEST_MUTANT"
 # What is added to attention, by its name in attention.py; empty: nothing.
 ATTENTION = "KVCACHED_TEST_ATTENTION"
 
+# Arguments of referee.py's Referee beside the backend, as JSON; empty: there is none.
+REFEREE = "KVCACHED_TEST_REFEREE"
 # 1: an idle scheduler that sleeps does not look once a second by itself.
 DEEP_SLEEP = "KVCACHED_TEST_DEEP_SLEEP"
 
@@ -39,6 +42,8 @@ def run_scheduler_process(*args: Any, **kwargs: Any) -> None:
         unmap_before(step, scheduler.Scheduler)
     if os.environ.get(DEEP_SLEEP) == "1":
         sleep_deeply()
+    if given := os.environ.get(REFEREE):
+        inside.judge = judge(args, kwargs, json.loads(given), scheduler.Scheduler)
     scheduler.run_scheduler_process(*args, **kwargs)
 
 
@@ -49,6 +54,7 @@ class Inside:
         self.parked = 0
         self.looks = Looks()
         self.checks = Checks()
+        self.judge: Any = None
         self._gate = int(os.environ[GATE])
 
     def watch_allocators(self) -> None:
@@ -127,8 +133,22 @@ class Inside:
             "forward_ct": scheduler.forward_ct,
             "backend": backend,
             "checks": {"rests": self.checks.rests, "busy": self.checks.busy},
+            "referee": self.judge.report() if self.judge else None,
             "looks": {"count": self.looks.looks, "wrong": self.looks.wrong},
         }
+
+
+def judge(args: Any, kwargs: Any, given: dict[str, Any], scheduler: Any) -> Any:
+    """A referee for the backend of the scheduler that starts with these arguments."""
+    from sglang.srt.mem_cache.kv_storage import kv_storage_class
+
+    from engine_sglang.referee import Referee
+
+    server_args = kwargs["server_args"] if "server_args" in kwargs else args[0]
+    found = Referee(kv_storage_class(server_args), **given)
+    if given.get("harm"):
+        found.harm_before(scheduler)
+    return found
 
 
 def sleep_deeply() -> None:

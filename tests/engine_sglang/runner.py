@@ -10,7 +10,7 @@ is waited for before the first request; ``neighbour``, what another member of th
 the engine is idle; ``rounds``, how often the workload is repeated; ``busy``, a file until which it
 is; ``bursts``, how many small ones follow, each when the last was idle; ``flush``, whether to drop
 the prefixes then; ``sleeps``, whether to release the memory of the KV cache after that, resume, and
-run them again.
+run them again; ``referee``, what referee.py is to do with the backend: arguments of Referee.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     os.environ[observe.GATE] = str(count)
     os.environ[observe.MUTANT] = str(job.get("mutant", 0))
     os.environ[observe.ATTENTION] = job.get("attention", "")
+    os.environ[observe.REFEREE] = json.dumps(job["referee"]) if "referee" in job else ""
     import sglang
     from sglang.srt.entrypoints.engine import Engine as Upstream
 

@@ -10,7 +10,7 @@ import pytest
 from engine.processes import Run
 from engine_sglang.processes import SglangEngines
 
-pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.conformance("parity", core=True)]
+pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.conformance("parity")]
 
 MIB = 1 << 20
 PAGE = 128 << 10  # 64 tokens of the tiny model
@@ -69,6 +69,7 @@ def paged(engines: SglangEngines) -> Run:
     )
 
 
+@pytest.mark.conformance("parity", core=True)
 def test_tokens_with_room_for_everything(unbounded: Run, upstream: Run) -> None:
     assert unbounded["tokens"] == upstream["tokens"]
     assert unbounded["cached_tokens"] >= upstream["cached_tokens"]  # it has more slots
@@ -112,11 +113,13 @@ def test_a_token_s_bytes_lie_together_unless_told_otherwise(unbounded: Run, tigh
     assert [stride for _, stride, _ in theirs] == [[64, 32, 1]] * 8
 
 
+@pytest.mark.conformance("parity", core=True)
 def test_it_starts_with_one_page(unbounded: Run) -> None:
     assert unbounded["memory_at_start"] == PAGE
     assert unbounded["inside"]["backend"]["num_pages"] * PAGE >= CAPACITY
 
 
+@pytest.mark.conformance("parity", core=True)
 def test_prefixes_stay_until_a_neighbour_needs_the_memory(unbounded: Run, upstream: Run) -> None:
     assert unbounded["memory_after_run"] > 2 * MIB
     found = unbounded["neighbour"]
@@ -130,6 +133,7 @@ def test_without_prefixes_memory_falls_to_the_reserve(unbounded: Run, paged: Run
     assert paged["memory_flushed"] == AT_REST
 
 
+@pytest.mark.conformance("parity", core=True)
 def test_an_engine_that_sleeps_keeps_the_page_of_padding(unbounded: Run, upstream: Run) -> None:
     assert unbounded["memory_asleep"] == PAGE
     assert unbounded["tokens_awake"] == upstream["tokens"]

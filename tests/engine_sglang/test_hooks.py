@@ -13,7 +13,7 @@ import pytest
 from engine.processes import Run
 from engine_sglang.processes import SglangEngines
 
-pytestmark = [pytest.mark.sglang, pytest.mark.conformance("interface")]
+pytestmark = [pytest.mark.sglang]
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +33,14 @@ def scarce(engines: SglangEngines, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.conformance("interface")
 def test_tokens_are_upstreams_whatever_memory_there_is(scarce: Run, upstream: Run) -> None:
     assert scarce["tokens"] == upstream["tokens"]
     assert scarce["tokens_awake"] == upstream["tokens"]
 
 
 @pytest.mark.slow
+@pytest.mark.conformance("interface")
 def test_running_requests_gave_way_and_chunks_waited(scarce: Run, upstream: Run) -> None:
     assert upstream["retractions"] == 0 and scarce["retractions"] > 0
     assert upstream["inside"]["parked"] == 0 and scarce["inside"]["parked"] > 0
@@ -46,6 +48,7 @@ def test_running_requests_gave_way_and_chunks_waited(scarce: Run, upstream: Run)
 
 
 @pytest.mark.slow
+@pytest.mark.conformance("interface")
 def test_the_order_of_calls(scarce: Run) -> None:
     """That of the interface's documentation."""
     assert scarce["inside"]["backend"]["order"][:9] == [
@@ -67,6 +70,7 @@ def test_the_order_of_calls(scarce: Run) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.conformance("interface")
 def test_a_step_sees_what_wants_memory(scarce: Run) -> None:
     backend = scarce["inside"]["backend"]
     assert backend["most_waiting"] > 150
@@ -75,6 +79,7 @@ def test_a_step_sees_what_wants_memory(scarce: Run) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.conformance("interface")
 def test_buffers_and_sizes_are_told(scarce: Run, upstream: Run) -> None:
     backend = scarce["inside"]["backend"]
     shapes = [shape for shape, _, _ in upstream["inside"]["tensors"]]

@@ -18,7 +18,7 @@ from engine.processes import TESTS, Run, Started
 from engine_sglang.processes import SglangEngines
 from kvcached_core.budget import Budget, BudgetError, RowInfo
 
-pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.conformance("parity")]
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 MIB = 1 << 20
 PAGE = 128 << 10
@@ -85,6 +85,7 @@ def rows(budget: Budget) -> dict[str, RowInfo]:
     return {row.instance: row for row in budget.rows()}
 
 
+@pytest.mark.conformance("parity")
 def test_tokens_of_engines_that_share(story: Story, upstream: Run) -> None:
     assert story.one["tokens"] == upstream["tokens"]
     assert story.one["tokens_again"] == [upstream["tokens"]]
@@ -96,6 +97,7 @@ def test_what_was_killed_is_reaped_while_the_other_works(story: Story) -> None:
     assert story.left == []
 
 
+@pytest.mark.conformance("parity")
 def test_each_had_what_the_other_had_at_another_time(story: Story) -> None:
     assert all(PAGE < peak <= CAPACITY for peak in story.peaks.values())
     assert sum(story.peaks.values()) > CAPACITY

@@ -24,7 +24,9 @@ JOBS: dict[int, tuple[dict[str, Any], int]] = {
 }
 
 
-@pytest.fixture(scope="module", params=JOBS)
+@pytest.fixture(
+    scope="module", params=[1, pytest.param(16, marks=pytest.mark.conformance("static"))]
+)
 def pair(request: pytest.FixtureRequest, engines: SglangEngines) -> tuple[Run, Run, int]:
     """Fork and upstream over the same job."""
     job, least = JOBS[request.param]
