@@ -79,13 +79,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         _wait_for(Path(job["gate"]))
     began = time.monotonic()
     loras = (adapters * len(asked))[:count]
-    at_once = 1 if job.get("one_by_one") else count
-    outputs = []
-    for i in range(0, count, at_once):
-        part = slice(i, i + at_once)
-        outputs += llm.generate(
-            prompts[part], samplings[part], use_tqdm=False, lora_request=loras[part]
-        )
+    outputs = _generate(llm, prompts, samplings, loras, 1 if job.get("one_by_one") else count)
     result["run_seconds"] = time.monotonic() - began
     result["tokens"] = [list(o.outputs[0].token_ids) for o in outputs]
     if job.get("logprobs"):
@@ -105,6 +99,18 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         llm.llm_engine.engine_core.shutdown()
         result["referee"] = judge.result()
     return result
+
+
+def _generate(
+    llm: Any, prompts: list[Any], samplings: list[Any], loras: list[Any], at_once: int
+) -> list[Any]:
+    outputs = []
+    for i in range(0, len(prompts), at_once):
+        part = slice(i, i + at_once)
+        outputs += llm.generate(
+            prompts[part], samplings[part], use_tqdm=False, lora_request=loras[part]
+        )
+    return outputs
 
 
 def _adapters(folders: list[str | None]) -> list[Any]:
