@@ -1,8 +1,9 @@
 #!/bin/sh
 # test.sh: everything that CI runs, from a clean clone with only git, Python >= 3.10 and g++.
 #
-# Environments, lint, the proof of each series, the tests without an engine, the tests with one. The
-# demo is run by hand: it is for people, and its figures depend on who else uses the machine.
+# Environments, lint, the proof of each series, the tests without an engine, the tests with vLLM and,
+# beside them, with SGLang, whose output comes last. The demo is run by hand: it is for people, and its
+# figures depend on who else uses the machine.
 # KVCACHED_VENV names the environment (default .venv), KVCACHED_VENV_SGLANG that of SGLang (default
 # .venv-sglang); the first part that fails ends it.
 set -eu
@@ -24,10 +25,11 @@ part() { # part NAME COMMAND...: says when it starts, and how long it took
   echo "== $name: ok, $(($(date +%s) - begun)) s"
 }
 
+by_default() { env --default-signal=INT "$@"; } # a shell's background jobs ignore it
 tests() { # tests ENVIRONMENT ARGUMENT...: pytest; an empty selection is red (exit code 5)
   pytest=$1/bin/pytest
   shift
-  "$pytest" -q -p no:cacheprovider --durations=5 "$@"
+  by_default "$pytest" -q -p no:cacheprovider --durations=5 "$@"
 }
 
 part environment ci/env.sh "$KVCACHED_VENV"
@@ -44,11 +46,27 @@ for file in vendored/*/upstream.yaml vendored/*/*/upstream.yaml; do
 done
 part "tests without an engine" tests "$KVCACHED_VENV" -n 2 --dist loadfile \
   -m "not engine and not sglang and not gpu"
-part "tests with an engine" tests "$KVCACHED_VENV" -m "engine and not gpu"
-for file in vendored/*/*/upstream.yaml; do
-  [ -e "$file" ] || continue
-  pin=${file#vendored/} pin=$(dirname "$pin" | sed 's|/|==|')
-  part "core modes of $pin" ci/conformance.sh --core "$pin"
-done
-part "tests with SGLang" tests "$KVCACHED_VENV_SGLANG" -m sglang tests/engine_sglang
+core_modes() { # core_modes ENGINE: of its pins that are not the default one
+  for file in vendored/"$1"/*/upstream.yaml; do
+    [ -e "$file" ] || continue
+    pin=$1==$(basename "$(dirname "$file")")
+    part "core modes of $pin" by_default ci/conformance.sh --core "$pin"
+  done
+}
+with_sglang() {
+  part "tests with SGLang" tests "$KVCACHED_VENV_SGLANG" -m sglang tests/engine_sglang
+  core_modes sglang
+}
+# Engines wait much for each other's processes: two of them use two cores better than one.
+log=$(mktemp)
+with_sglang >"$log" 2>&1 &
+beside=$!
+trap 'kill $(ps -o pid= --ppid $beside) $beside 2>/dev/null; cat "$log"; rm -f "$log"' EXIT
+trap 'exit 130' INT TERM
+part "tests with vLLM" tests "$KVCACHED_VENV" -m "engine and not gpu"
+core_modes vllm
+wait $beside || exit 1
+trap - EXIT INT TERM
+cat "$log"
+rm -f "$log"
 echo "test: all green, $(($(date +%s) - started)) s"
