@@ -34,7 +34,10 @@ WATCHDOG_S = 10
 
 TP: dict[str, Any] = {"tp_size": 2, "disable_custom_all_reduce": True}
 PP: dict[str, Any] = {"pp_size": 2, "disable_custom_all_reduce": True}
-_VARIABLES = {"SGLANG_NCCL_SO_PATH": "/nonexistent"}
+_VARIABLES = {
+    "SGLANG_NCCL_SO_PATH": "/nonexistent",
+    "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",  # it would be waited for, for a minute
+}
 TP_VARIABLES = {**_VARIABLES, "SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 PP_VARIABLES = {**_VARIABLES, "SGLANG_CPU_OMP_THREADS_BIND": "0-1"}
 
