@@ -76,6 +76,7 @@ def test_tokens_with_room_for_everything(unbounded: Run, upstream: Run) -> None:
     assert unbounded["retractions"] == 0
 
 
+@pytest.mark.conformance("parity", core=True)
 def test_tokens_while_requests_give_way(tight: Run, upstream: Run) -> None:
     assert tight["tokens"] == upstream["tokens"]
     assert tight["retractions"] > 5
@@ -96,8 +97,19 @@ def test_tokens_of_larger_pages(paged: Run, upstream: Run) -> None:
     assert paged["retractions"] > 0
 
 
-@pytest.mark.conformance("poison")
-@pytest.mark.parametrize("name", ["unbounded", "tight", "without_tree", "paged"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            pytest.param(name, marks=pytest.mark.conformance("poison", core=True))
+            for name in ("unbounded", "tight")
+        ),
+        *(
+            pytest.param(name, marks=pytest.mark.conformance("poison"))
+            for name in ("without_tree", "paged")
+        ),
+    ],
+)
 def test_what_can_be_taken_has_memory(name: str, request: pytest.FixtureRequest) -> None:
     run: Run = request.getfixturevalue(name)
     assert run["inside"]["looks"]["count"] > 50
@@ -139,6 +151,7 @@ def test_an_engine_that_sleeps_keeps_the_page_of_padding(unbounded: Run, upstrea
     assert unbounded["tokens_awake"] == upstream["tokens"]
 
 
+@pytest.mark.conformance("parity", core=True)
 def test_no_slot_is_lost_at_rest_after_any_of_many_bursts(tight: Run, upstream: Run) -> None:
     """The checks are SGLang's, and end the engine where one fails."""
     assert len(tight["bursts"]) == BURSTS
@@ -150,5 +163,6 @@ def test_no_slot_is_lost_at_rest_after_any_of_many_bursts(tight: Run, upstream: 
     assert checks["busy"] > 3 * BURSTS
 
 
+@pytest.mark.conformance("parity", core=True)
 def test_few_prefixes_are_kept_under_a_bound(tight: Run) -> None:
     assert AT_REST <= tight["memory_after_run"] <= AT_REST + 2 * PAGE

@@ -28,7 +28,7 @@ HEADINGS = {
 # Those of each selection: all must have a test that passed.
 SELECTIONS = {
     "all": set(HEADINGS),
-    "core": {"static", "parity"},
+    "core": {"static", "parity", "poison"},
     "backend": {"parity", "interface", "shutdown", "poison", "mutants"},
 }
 OUTCOMES = ("passed", "failed", "error", "skipped")

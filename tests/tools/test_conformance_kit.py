@@ -92,7 +92,7 @@ def test_other_tests_are_left_out(kit: Kit) -> None:
 
 
 def test_the_short_selection(kit: Kit) -> None:
-    kit.add("static", "parity", more=", core=True")
+    kit.add("static", "parity", "poison", more=", core=True")
     kit.add("parity", body="assert False")
     status, said = kit.run("core")
     assert status == 0
