@@ -1,5 +1,6 @@
 """A child of offline.py without an engine. FAKE_LOG is a file to which each command's begin and end
-are appended; FAKE says how it fails. FAKE_MIB is a file that a fake nvidia-smi shows."""
+are appended; FAKE says how it fails. With FAKE_MEETS a start ends only after so many have begun.
+FAKE_MIB is a file that a fake nvidia-smi shows."""
 
 from __future__ import annotations
 
@@ -36,6 +37,13 @@ def hang(*, stubborn: bool = False) -> None:
     time.sleep(600)
 
 
+def meet(others: int) -> None:
+    """Gives up after a while: then the log shows that they did not."""
+    end = time.monotonic() + 30
+    while LOG.read_text().count("start begin") < others and time.monotonic() < end:
+        time.sleep(0.02)
+
+
 class FakeEngine:
     def __init__(self, command: dict[str, Any]) -> None:
         note("start", "begin")
@@ -43,6 +51,7 @@ class FakeEngine:
             note("enabled")
         print("a line of the log of", NAME, flush=True)
         time.sleep(0.3)
+        meet(int(os.environ.get("FAKE_MEETS", "1")))
         if FAKE == "hangs at start":
             hang()
         if FAKE == "fails at start":

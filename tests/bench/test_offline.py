@@ -87,6 +87,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def test_engines_live_together_and_take_turns(bench: Bench) -> None:
+    bench.env["FAKE_MEETS"] = "3"
     done = bench.run("--rounds", "3", a="static", b="kvcached", c="peer")
     assert done.status == 0, done.printed
     turns = [line for line in done.log if "generate" in line]
