@@ -23,7 +23,7 @@ from kvcached_core.engines.sglang.ranks.team import Team
 from kvcached_core.vmm import FaultyDriver, HostDriver
 
 GUARD_S = 60  # against a hang
-PATIENCE_S = 5
+PATIENCE_S = 30
 
 
 class _Here(threading.local):

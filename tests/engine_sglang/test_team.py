@@ -234,6 +234,8 @@ def test_no_board_no_start(make: Make, tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_rank_that_takes_part_no_more_is_named(make: Make) -> None:
     ranks = make()
+    for rig in ranks.rigs:
+        rig.backend._memory.board.patience = 2
     ranks.rigs[1].backend._memory._server.close()
     with pytest.raises(RuntimeError, match=r"KV storage of engine one failed: rank 1 "):
         serve(ranks, 1)
