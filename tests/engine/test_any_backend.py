@@ -63,7 +63,7 @@ def ended(engines: Engines, subject: Subject) -> tuple[Run, list[str]]:
         started.wait_for_log(READY)
         shared = started.shared_memory()
         started.wait_for_end()
-        left = [str(path) for path in shared if path.exists()]
+        left = [path.name for path in shared if path.exists()]
     finally:
         started.kill()
     return started.run(), left

@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 FEW = 1280  # slots: too few for sixteen requests, more than enough for one
 COUNT = 80
+SGLANGS = ("sem.mp-", "sglang_loads_")  # in shared memory: what SGLang itself leaves when it ends
 # The scheduler reckons with short answers, also soon after that has cost a request its work.
 BOLD = {
     "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "4",
@@ -69,10 +70,13 @@ def ended(engines: SglangEngines, subject: Subject) -> tuple[Run, list[str]]:
         started.wait_for_log(READY)
         shared = started.shared_memory()
         started.wait_for_end()
-        left = [str(path) for path in shared if path.exists()]
+        left = [path.name for path in shared if path.exists()]
     finally:
         started.kill()
-    return started.run(), left
+        for path in shared:
+            if path.name.startswith(SGLANGS):
+                path.unlink(missing_ok=True)
+    return started.run(), [name for name in left if not name.startswith(SGLANGS)]
 
 
 @pytest.mark.conformance("parity", backend=True)
