@@ -85,6 +85,14 @@ def test_a_pool_of_memory_from_elsewhere(args: Any, monkeypatch: pytest.MonkeyPa
         check(args)
 
 
+def test_memory_of_sglang_s_own_that_grows(args: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "false")
+    check(args)
+    monkeypatch.setenv("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "True")
+    with pytest.raises(ValueError, match="SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"):
+        check(args)
+
+
 def test_latent_attention_that_reads_all_of_an_fp8_cache(args: Any) -> None:
     asked = Asked(args, kv_cache_dtype="fp8_e4m3", attention_backend="flashinfer")
     check(asked)  # this model is none

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 # Option, whether the arguments ask for it, why it is refused.
 _Rule = tuple[str, Callable[[Any], bool], str]
 
+_ON = frozenset({"1", "true", "yes", "y"})  # as SGLang reads its variables
+
 _RULES: tuple[_Rule, ...] = (
     ("--device", lambda a: not is_served(a.device), "there are drivers for CPU and CUDA devices"),
     (
@@ -103,6 +105,11 @@ _RULES: tuple[_Rule, ...] = (
         "SGLANG_MOONCAKE_CUSTOM_MEM_POOL",
         lambda a: "SGLANG_MOONCAKE_CUSTOM_MEM_POOL" in os.environ,
         "it takes the memory of KV tensors from elsewhere",
+    ),
+    (
+        "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING",
+        lambda a: os.environ.get("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "").lower() in _ON,
+        "KV tensors then lie in memory of its own, which only grows",
     ),
 )
 
