@@ -173,14 +173,20 @@ def unmap_before(step: int, cls: Any) -> None:
     cls.run_batch = harming
 
 
+def committed_slots(scheduler: Any, request: Any) -> Any:
+    """What the request has written; releases differ in where it says so."""
+    holder = getattr(request, "kv", None) or request
+    tokens = scheduler.req_to_token_pool.req_to_token
+    return tokens[holder.req_pool_idx, : holder.kv_committed_len]
+
+
 def _unmap_busiest(scheduler: Any, batch: Any) -> None:
     from sglang.srt.mem_cache.kv_storage import get_kv_storage
 
     geometry = get_kv_storage()._opening.pages
-    tokens = scheduler.req_to_token_pool.req_to_token
     pages: Counter[int] = Counter()
     for request in batch.reqs:
-        slots = tokens[request.req_pool_idx, : request.kv_committed_len]
+        slots = committed_slots(scheduler, request)
         pages.update(set((slots // geometry.page_tokens).tolist()))
     page = next(page for page, _ in pages.most_common() if page)
     arena = get_kv_storage()._memory.tensors.arenas[0]

@@ -157,9 +157,9 @@ class Referee:
 
     def _overwrite(self, scheduler: Any, batch: Any) -> None:
         """What a request of the batch holds."""
-        tokens = scheduler.req_to_token_pool.req_to_token
-        request = max(batch.reqs, key=lambda request: request.kv_committed_len)
-        slots = tokens[request.req_pool_idx, : request.kv_committed_len].long()
+        from engine_sglang.observe import committed_slots
+
+        slots = max((committed_slots(scheduler, request) for request in batch.reqs), key=len).long()
         for buffer in self._buffers:
             buffer[slots] = 3.0
 
