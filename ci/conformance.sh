@@ -1,5 +1,5 @@
 #!/bin/sh
-# conformance.sh [--core | --backend NAME [--profile FILE]] ENGINE[==VERSION] [ARGUMENT...]
+# conformance.sh [--as-is] [--core | --backend NAME [--profile FILE]] ENGINE[==VERSION] [ARGUMENT...]
 #
 # Whether the pin of that engine and version, or somebody's storage backend on it, keeps what the
 # interface says; docs/conformance.md says what that is. Ends with a table, and with 1 if a row is red.
@@ -8,13 +8,14 @@
 #
 # ci/env.sh makes the environment, or brings it up to date: KVCACHED_VENV (.venv) for the default pin
 # of vLLM, KVCACHED_VENV_SGLANG (.venv-sglang) for that of SGLang, .venv-ENGINE-VERSION for others, or
-# whatever KVCACHED_CONFORMANCE_VENV names.
+# whatever KVCACHED_CONFORMANCE_VENV names. --as-is: it is there, and is taken as it is.
 set -eu
 cd "$(dirname "$0")/.."
 usage() { sed -n '2s/^# /usage: ci\//p' "$0" >&2; exit 2; }
-selection=all
+selection=all as_is=""
 while [ $# -gt 0 ]; do
   case $1 in
+    --as-is) as_is=1 ;;
     --core) selection=core ;;
     --backend) selection=backend KVCACHED_TEST_BACKEND=${2:?conformance: --backend: which?}; shift ;;
     --profile) KVCACHED_TEST_PROFILE=$(realpath "${2:?conformance: --profile: which file?}"); shift ;;
@@ -39,7 +40,7 @@ case $pin in
   sglang | sglang==*) mark=sglang tests=tests/engine_sglang ;;
   *) usage ;;
 esac
-ci/env.sh --engine "$pin" "$dir"
+[ -n "$as_is" ] || ci/env.sh --engine "$pin" "$dir"
 dir=$(realpath "$dir")
 # Only what bears the kit's mark is imported: other tests look at inner things of one release.
 marked=$(grep -lE 'mark\.conformance\(' "$tests"/test_*.py)

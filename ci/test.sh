@@ -46,11 +46,17 @@ for file in vendored/*/upstream.yaml vendored/*/*/upstream.yaml; do
 done
 part "tests without an engine" tests "$KVCACHED_VENV" -n 2 --dist loadfile \
   -m "not engine and not sglang and not gpu"
-core_modes() { # core_modes ENGINE: of its pins that are not the default one
+others() { # others ENGINE: its pins that are not the default one
   for file in vendored/"$1"/*/upstream.yaml; do
-    [ -e "$file" ] || continue
-    pin=$1==$(basename "$(dirname "$file")")
-    part "core modes of $pin" by_default ci/conformance.sh --core "$pin"
+    [ ! -e "$file" ] || echo "$1==$(basename "$(dirname "$file")")"
+  done
+}
+for pin in $(others vllm) $(others sglang); do # now: two of them at a time do not go
+  part "environment of $pin" ci/env.sh --engine "$pin" ".venv-$(echo "$pin" | sed 's/==/-/')"
+done
+core_modes() { # core_modes ENGINE
+  for pin in $(others "$1"); do
+    part "core modes of $pin" by_default ci/conformance.sh --as-is --core "$pin"
   done
 }
 with_sglang() {
