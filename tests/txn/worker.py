@@ -76,6 +76,9 @@ class Worker:
             self.driver.fail_at(call, n)
         return "done"
 
+    def failure(self) -> str:
+        return self.server.failure
+
     def close(self) -> str:
         self.server.close()
         self.driver.reset()

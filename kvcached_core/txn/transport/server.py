@@ -58,7 +58,7 @@ class RankServer:
         if self._stopping:
             return
         self._stopping = True
-        self._wakes.send(b"x")
+        sockets.send(self._wakes, b"x")  # the thread has ended if it failed
         self._thread.join(_JOIN_S)
 
     # --- the thread ---
