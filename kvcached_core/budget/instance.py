@@ -120,7 +120,8 @@ def instance_of(path: Path, running: bool) -> str:
 
 def bury_dead_segments(directory: Path) -> int:
     """Moves segments whose engine is gone to `kept_folder`, removes unfinished ones and all but the
-    last KEPT; returns how many were found. The caller holds the lock of `running_folder`.
+    last KEPT, and sockets of none; returns how many segments were found. The caller holds the lock
+    of `running_folder`.
     """
     found, kept = 0, kept_folder(directory)
     for path in running_folder(directory).glob(f"*{_SUFFIX}*"):
@@ -135,6 +136,9 @@ def bury_dead_segments(directory: Path) -> int:
             found += 1
         except FileNotFoundError:  # its engine ends
             continue
+    for path in running_folder(directory).glob(f"*{_SOCKETS}"):
+        if not path.with_suffix(_SUFFIX).exists():  # whose ranks listened too late
+            shutil.rmtree(path, ignore_errors=True)
     return found
 
 

@@ -1,9 +1,13 @@
-"""A rank's server that has failed."""
+"""A rank's server that has failed, and folders that nobody's engine is left for."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from kvcached_core.budget import create_segment, remove_segment, sockets_folder
 from kvcached_core.txn import Prepare
 from kvcached_core.txn.transport import Hello, sockets
 from kvcached_core.txn.transport.wire import encode
@@ -21,3 +25,34 @@ def test_a_rank_whose_server_failed_closes_as_any(tmp_path: Path) -> None:
         ours.send(encode(Prepare(9, "grow", (1 << 30,), 0, 1)))  # which the pool does not have
         eventually(lambda: bool(engine.members[0].do("failure")), "the server has failed")
         ours.close()
+
+
+def test_sockets_of_a_rank_that_listened_too_late_go_with_the_next_start(tmp_path: Path) -> None:
+    """Its engine had ended, and it was killed."""
+    gone, lives = (create_segment(tmp_path, name, 8, 2) for name in ("gone", "lives"))
+    sockets.listen(sockets_folder(lives), 0, "start")
+    remove_segment(gone)
+    sockets.listen(sockets_folder(gone), 1, "start").close()
+    remove_segment(create_segment(tmp_path, "next", 8, 1))
+    found = sorted(path.name for path in (tmp_path / "instances").iterdir())
+    assert found == ["lives.segment", "lives.sockets"]
+    remove_segment(lives)
+
+
+def test_a_rank_listens_while_a_namesake_of_before_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose last listener goes between the making of the folder and its use."""
+    folder, mkdir = tmp_path / "engine.sockets", Path.mkdir
+    before = sockets.listen(folder, 0, "before")
+
+    def hit(path: Path, *given: Any, **more: Any) -> None:
+        mkdir(path, *given, **more)
+        sockets.unlink(folder, 0, "before")
+        before.close()
+
+    monkeypatch.setattr(Path, "mkdir", hit)
+    listener = sockets.listen(folder, 0, "now")
+    sockets.connect(folder, 0, "now").close()
+    listener.close()
+    assert [path.name for path in folder.iterdir()] == ["0-now.socket"]

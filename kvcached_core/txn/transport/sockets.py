@@ -34,10 +34,9 @@ def listen(folder: Path, rank: int, start: str) -> socket.socket:
 
 
 def unlink(folder: Path, rank: int, start: str) -> None:
-    """Removes a listener's name, and the folder with the last of them."""
+    """Removes a listener's name. The folder, in which a namesake may be about to listen, goes with
+    its segment."""
     (folder / _name(rank, start)).unlink(missing_ok=True)
-    with suppress(OSError):
-        folder.rmdir()
 
 
 def accept(listener: socket.socket) -> socket.socket | None:
