@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from kvcached_core.budget import create_segment, remove_segment, sockets_folder
 from kvcached_core.txn import Prepare
 from kvcached_core.txn.transport import Hello, sockets
 from kvcached_core.txn.transport.wire import encode
-from txn.instance import eventually, instance
+from txn.instance import PATIENCE_S, eventually, instance
 from txn.worker import INSTANCE
 
 
@@ -56,3 +57,19 @@ def test_a_rank_listens_while_a_namesake_of_before_ends(
     sockets.connect(folder, 0, "now").close()
     listener.close()
     assert [path.name for path in folder.iterdir()] == ["0-now.socket"]
+
+
+def test_who_finds_a_crowd_before_a_rank_waits(tmp_path: Path) -> None:
+    folder = tmp_path / "engine.sockets"
+    listener = sockets.listen(folder, 0, "start")
+    crowd = []
+    with pytest.raises(BlockingIOError):
+        while len(crowd) < 1000:
+            crowd.append(sockets.connect(folder, 0, "start"))
+    later = threading.Timer(0.3, sockets.accept, [listener])
+    later.start()
+    sockets.connect(folder, 0, "start", patience=PATIENCE_S).close()
+    later.join()
+    for each in [listener, *crowd]:
+        each.close()
+    assert len(crowd) > 10

@@ -234,7 +234,7 @@ class Transactions:
 
     def _connect(self, rank: int) -> None:
         hello = self._hello[rank]
-        peer = sockets.connect(self._folder, rank, hello.start)
+        peer = sockets.connect(self._folder, rank, hello.start, _CONNECT_S)
         sockets.send(peer, encode(hello))
         self._peers[rank] = peer
         self._selector.register(peer, selectors.EVENT_READ, rank)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +20,9 @@ from pathlib import Path
 from .wire import MAX_BYTES
 
 _CREDENTIALS = struct.Struct("3i")  # of SO_PEERCRED: pid, user, group
+# Beside the coordinator others of the user's may knock, and a rank that is stopped accepts nobody.
+_BACKLOG = 16
+_KNOCK_S = 0.01
 _opened: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
@@ -29,7 +33,7 @@ def listen(folder: Path, rank: int, start: str) -> socket.socket:
     listener = _socket()
     with _short(folder) as short:
         listener.bind(str(short / _name(rank, start)))
-    listener.listen(1)
+    listener.listen(_BACKLOG)
     return listener
 
 
@@ -49,19 +53,33 @@ def accept(listener: socket.socket) -> socket.socket | None:
     return None
 
 
-def connect(folder: Path, rank: int, start: str) -> socket.socket:
-    """Raises OSError: FileNotFoundError and ConnectionRefusedError where nobody listens,
-    PermissionError where another user does."""
+def connect(folder: Path, rank: int, start: str, patience: float = 0) -> socket.socket:
+    """Waits so many seconds for a listener before whom too many wait. Raises OSError:
+    FileNotFoundError and ConnectionRefusedError where nobody listens, PermissionError where another
+    user does, BlockingIOError after the wait."""
     ours = _socket()
+    end = time.monotonic() + patience
     try:
         with _short(folder) as short:
-            ours.connect(str(short / _name(rank, start)))
+            while not _knock(ours, short / _name(rank, start), last=time.monotonic() >= end):
+                time.sleep(_KNOCK_S)
         if not _is_ours(ours):
             raise PermissionError(f"another user listens at {folder / _name(rank, start)}")
     except BaseException:
         ours.close()
         raise
     return ours
+
+
+def _knock(ours: socket.socket, name: Path, *, last: bool) -> bool:
+    """False if too many wait there; raises BlockingIOError then if it is the last try."""
+    try:
+        ours.connect(str(name))
+    except BlockingIOError:
+        if last:
+            raise
+        return False
+    return True
 
 
 def send(peer: socket.socket, packet: bytes) -> bool:
