@@ -17,8 +17,10 @@ while [ $# -gt 0 ]; do
   case $1 in
     --as-is) as_is=1 ;;
     --core) selection=core ;;
-    --backend) selection=backend KVCACHED_TEST_BACKEND=${2:?conformance: --backend: which?}; shift ;;
-    --profile) KVCACHED_TEST_PROFILE=$(realpath "${2:?conformance: --profile: which file?}"); shift ;;
+    --backend) selection=backend KVCACHED_TEST_BACKEND=${2:-}; shift $(($# > 1))
+      [ -n "$KVCACHED_TEST_BACKEND" ] || { echo "conformance: --backend: which one?" >&2; exit 2; } ;;
+    --profile) [ -r "${2:-}" ] || { echo "conformance: --profile ${2:-}: no such file" >&2; exit 2; }
+      KVCACHED_TEST_PROFILE=$(realpath "$2"); shift ;;
     -*) usage ;;
     *) break ;;
   esac

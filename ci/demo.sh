@@ -11,6 +11,7 @@ set -eu
 png=${1:-$(dirname "$0")/../build/demo.png}
 case $png in
   *.png) ;;
+  -*) sed -n '2s/:.*//; 2s/^# /usage: ci\//p' "$0" >&2; exit 2 ;;
   *) echo "demo: $png: the name of the drawing must end in .png" >&2; exit 2 ;;
 esac
 mkdir -p "$(dirname "$png")" # fails now, not after minutes

@@ -18,6 +18,9 @@ if [ "${1:-}" = --engine ]; then
   engine=${2:?env: --engine: vllm or sglang, or one of them==VERSION}
   shift 2
 fi
+case ${1:-} in
+  -*) sed -n '2s/: makes.*//; 2s/^# /usage: ci\//p' "$0" >&2; exit 2 ;;
+esac
 wanted=$engine home=vendored/${engine%%==*}
 [ "$wanted" = "${engine%%==*}" ] || home=$home/${wanted#*==}
 engine=${engine%%==*}
@@ -26,6 +29,11 @@ case $engine in
   sglang) dir=${1:-${KVCACHED_VENV_SGLANG:-.venv-sglang}} ;;
   *) echo "env: --engine $engine: no such engine; choose vllm or sglang" >&2; exit 2 ;;
 esac
+[ -e "$home/upstream.yaml" ] || {
+  echo "env: --engine $wanted: no such pin; there are:" $(cd vendored && for each in */upstream.yaml */*/upstream.yaml; do
+    dirname "$each" | sed 's|/|==|'; done) >&2
+  exit 2
+}
 python=${PYTHON:-python3}
 started=$(date +%s)
 # One date for all that is built, so that the same sources give the same wheels, byte for byte.
