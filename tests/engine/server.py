@@ -15,6 +15,7 @@ import aiohttp
 
 from engine.processes import DEADLINE_S, Engines, Started
 from engine.runner import ENGINE
+from support.command_line import options
 from support.ports import free_port
 
 GRACE_S = 60  # for vLLM to end by itself after SIGTERM; by default it kills its engine at once
@@ -95,7 +96,7 @@ def serve(engines: Engines, name: str, storage: dict[str, Any], **engine: Any) -
     port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(engines.model)]
     command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--shutdown-timeout", str(GRACE_S), *_command_line({**ENGINE, **engine})]
+    command += ["--shutdown-timeout", str(GRACE_S), *options({**ENGINE, **engine})]
     command += ["--kv-storage-backend", "kvcached"]
     command += ["--kv-storage-config", json.dumps(engines.storage(name, **storage))]
     return Server(engines.launch(name, command, engines.environment()), port)
@@ -113,12 +114,3 @@ def _body(prompt: list[int], length: int) -> dict[str, Any]:
         "ignore_eos": True,
         "return_token_ids": True,
     }
-
-
-def _command_line(arguments: dict[str, Any]) -> list[str]:
-    words = []
-    for key, value in arguments.items():
-        option = "--" + key.replace("_", "-")
-        if value is not False:
-            words += [option] if value is True else [option, str(value)]
-    return words

@@ -20,6 +20,7 @@ from engine.processes import DEADLINE_S, Started
 from engine_sglang import observe
 from engine_sglang.processes import SglangEngines
 from engine_sglang.runner import ENGINE
+from support.command_line import options
 from support.ports import free_port
 
 
@@ -104,7 +105,7 @@ def serve(
     port = free_port()
     command = [sys.executable, str(engines.scripts / "serve.py"), "--model-path"]
     command += [str(engines.model), "--host", "127.0.0.1", "--port", str(port)]
-    command += _command_line({**ENGINE, **engine})
+    command += options({**ENGINE, **engine})
     command += ["--kv-storage-backend", "kvcached"]
     command += ["--kv-storage-config", json.dumps(storage)]
     variables = {
@@ -116,11 +117,3 @@ def serve(
         observe.DEEP_SLEEP: str(int(deep_sleep)),
     }
     return Server(engines.launch(name, command, variables), port)
-
-
-def _command_line(arguments: dict[str, Any]) -> list[str]:
-    words = []
-    for key, value in arguments.items():
-        option = "--" + key.replace("_", "-")
-        words += [option] if value is True else [option, str(value)]
-    return words
