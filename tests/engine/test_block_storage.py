@@ -668,7 +668,7 @@ def test_a_failed_rank_stops_the_engine(make: Make) -> None:
     assert pair.admit(tokens(5)) is not None
     pair.step()
     # The record and the rank disagree from here on: its thread finds out when it releases a page.
-    pair.budget.mark_released(pair.row, 2 * PAGE)
+    pair.budgets[0].mark_released(pair.row, 2 * PAGE)
     pair.rank.retire([1], 1)
     until(lambda: bool(pair.storage.supply.segment.failure()), "failure")
     for call in (
@@ -678,8 +678,8 @@ def test_a_failed_rank_stops_the_engine(make: Make) -> None:
     ):
         with pytest.raises(RuntimeError, match=r"engine one failed: rank 0: .*cannot release"):
             call()
-    pair.budget.lease(pair.row, PAGE, 2**64 - 1, 1000)
-    pair.budget.mark_created(pair.row, PAGE)
+    pair.budgets[0].lease(pair.row, PAGE, 2**64 - 1, 1000)
+    pair.budgets[0].mark_created(pair.row, PAGE)
 
 
 def test_a_page_lost_to_the_driver_is_never_handed_out_again(make: Make) -> None:
