@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.kv_storage import KVBlockStorage, KVStorageUpdate
 
 from kvcached_core.config import format_size
+from kvcached_core.engines.vllm.ending import outlive_sigterm
 from kvcached_core.engines.vllm.log import logger
 from kvcached_core.engines.vllm.queue import LedgerQueue
 from kvcached_core.engines.vllm.recorder import Recorder, RecordingQueue, log_path
@@ -214,6 +215,7 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
     def shutdown(self) -> None:
         if os.getpid() != self._pid:
             return  # a forked child ends: the engine goes on
+        outlive_sigterm()
         atexit.unregister(self.shutdown)
         if self._watchers is not None:
             self._watchers.stop()
