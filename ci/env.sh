@@ -30,8 +30,9 @@ case $engine in
   *) echo "env: --engine $engine: no such engine; choose vllm or sglang" >&2; exit 2 ;;
 esac
 [ -e "$home/upstream.yaml" ] || {
-  echo "env: --engine $wanted: no such pin; there are:" $(cd vendored && for each in */upstream.yaml */*/upstream.yaml; do
-    dirname "$each" | sed 's|/|==|'; done) >&2
+  there=$(cd vendored && find . -name upstream.yaml | sed 's|^\./||; s|/upstream.yaml||; s|/|==|' | sort)
+  # shellcheck disable=SC2086 # on one line
+  echo "env: --engine $wanted: no such pin; there are:" $there >&2
   exit 2
 }
 python=${PYTHON:-python3}

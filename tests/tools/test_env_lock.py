@@ -1,4 +1,4 @@
-"""ci/env.sh: one run at a time in a checkout, and the lock goes with its holder."""
+"""ci/env.sh: one run at a time in a checkout; the lock goes with its holder; what is refused."""
 
 from __future__ import annotations
 
@@ -33,15 +33,17 @@ def root(tmp_path: Path) -> Path:
     root = tmp_path / "root"
     (root / "ci").mkdir(parents=True)
     shutil.copy(REPOSITORY / "ci" / "env.sh", root / "ci" / "env.sh")
+    (root / "vendored" / "vllm").mkdir(parents=True)
+    (root / "vendored" / "vllm" / "upstream.yaml").touch()
     python = root / "python"
     python.write_text(PYTHON.format(python=sys.executable))
     python.chmod(0o755)
     return root
 
 
-def start(root: Path) -> subprocess.Popen[str]:
+def start(root: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [str(root / "ci" / "env.sh"), "venv"],
+        [str(root / "ci" / "env.sh"), *(arguments or ["venv"])],
         env=os.environ | {"PYTHON": str(root / "python")},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -117,3 +119,20 @@ def test_any_holder_of_the_lock_counts(root: Path) -> None:
         lock.flush()
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert "(process 4711)" in outcome(start(root))[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--engine", "vllm==9.9", "venv"], "--engine vllm==9.9: no such pin; there are: vllm\n"),
+        (["--engine", "trt"], "choose vllm or sglang"),
+        (["--help"], "usage: ci/env.sh [--engine"),
+    ],
+)
+def test_what_it_does_not_know_is_refused_before_anything_is_made(
+    root: Path, arguments: list[str], said: str
+) -> None:
+    before = sorted(root.rglob("*"))
+    status, text = outcome(start(root, *arguments))
+    assert status == 2 and said in text
+    assert sorted(root.rglob("*")) == before
