@@ -27,7 +27,7 @@ import pytest
 import kvcached_core
 from chaos.engine import DEVICE, PAGE, PATIENCE_S, eventually
 from chaos.scale import scale
-from kvcached_core.budget import Budget, Grant, read_segment
+from kvcached_core.budget import Budget, Grant, create_segment, read_segment, remove_segment
 
 MEMBERS, CAPACITY_PAGES = 4, 24
 CAPACITY = CAPACITY_PAGES * PAGE
@@ -56,7 +56,9 @@ class Server:
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(f"{name} {seed}\n".encode())
         assert select.select([self.process.stdout], [], [], PATIENCE_S)[0], "no answer"
-        return int(self.process.stdout.readline())
+        answer = self.process.stdout.readline()
+        assert answer, f"it ended with {self.process.wait(PATIENCE_S)}"
+        return int(answer)
 
     def close(self) -> None:
         self.process.kill()
@@ -181,6 +183,8 @@ def test_the_memory_of_the_killed_is_the_others(tmp_path: Path) -> None:
     row = budget.join("last", 0, CAPACITY)
     assert budget.lease(row, CAPACITY, CAPACITY, 1000) == Grant.GRANTED
     budget.unlease(row, CAPACITY)
+    # Who was killed while it buried others may have left one too many, until the next start.
+    remove_segment(create_segment(tmp_path, "last", 1, 1))
     assert len([*(tmp_path / "postmortem").iterdir()]) <= 8
     assert list(tmp_path.glob(".*")) == list(tmp_path.glob("*.died")) == []
     waits = sorted(all_.waits)
