@@ -58,8 +58,10 @@ class Kit:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        kept = [item for item in items if self._takes(item)]
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        kept, left = [], []
+        for item in items:
+            (kept if self._takes(item) else left).append(item)
+        config.hook.pytest_deselected(items=left)
         items[:] = kept
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

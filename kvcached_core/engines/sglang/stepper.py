@@ -31,8 +31,9 @@ class Stepper:
         self.supply = supply_of(
             plan, pools.ledger, logger, unused_pages=pools.unused_pages, board=board
         )
-        check = board is not None and plan.settings.check_ranks == "on"
-        self._comparison = Comparison(board, plan.instance) if board and check else None
+        self._comparison: Comparison | None = None
+        if board is not None and plan.settings.check_ranks == "on":
+            self._comparison = Comparison(board, plan.instance)
         padding = [page for page in pools.ledger.first if page]
         self.supply.hold(padding)
         memory.rank.make_ready(list(padding))
