@@ -5,11 +5,14 @@ On two GPUs, which other engines may share::
     pytest -m gpu tests/gpu/test_ranks.py -k first                 [2]
     pytest -m gpu tests/gpu/test_ranks.py -k "second and not asleep"   [2]
     pytest -m gpu tests/gpu/test_ranks.py -k "second and asleep"       [2]
+
+``KVCACHED_ONE_GPU=1`` puts both ranks on one GPU, where a machine has no more (gpu/one_gpu.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +22,19 @@ import pytest
 from engine.device_use import Watch
 from engine.processes import DEADLINE_S, Engines, Run, Started
 from engine.runner import READY
+from gpu import one_gpu
 from gpu.compare import compare, compare_runs
 from gpu.conftest import Note
+from gpu.load import ENVIRONMENT as LOAD
 from gpu.load import TIGHT_BLOCKS, block_bytes, job, tight
 from gpu.scale import REHEARSAL, device_key
+from support.any_backend import installed
 
 pytestmark = [pytest.mark.gpu]
 
 RANKS = 2
+TOGETHER = "KVCACHED_ONE_GPU" in os.environ
+DEVICES = 1 if REHEARSAL or TOGETHER else RANKS
 COUNT = 100 if REHEARSAL else 500
 FEW = 50
 NAME = "two-ranks"
@@ -47,6 +55,19 @@ if REHEARSAL:
     STORAGE |= {"capacity": "64MiB", "limit": LIMIT}
 
 
+def key_of_rank(budget: str, rank: int) -> str:
+    """Of the record of the rank's device."""
+    return device_key(budget, rank % DEVICES)
+
+
+@pytest.fixture(scope="module", autouse=TOGETHER)
+def together(tmp_path_factory: pytest.TempPathFactory) -> None:
+    made = tmp_path_factory.mktemp("plugin") / "site"
+    plugin = installed(made, "vllm.general_plugins", "one_gpu", "gpu.one_gpu:register")
+    paths = os.pathsep.join([plugin, LOAD["PYTHONPATH"]])
+    ENVIRONMENT.update({**one_gpu.ENVIRONMENT, "PYTHONPATH": paths})
+
+
 def two_ranks(runner: str) -> dict[str, Any]:
     made = job(runner, COUNT, **SHAPE)
     made["engine"]["compilation_config"] = {
@@ -55,6 +76,7 @@ def two_ranks(runner: str) -> dict[str, Any]:
         "pass_config": {"fuse_allreduce_rms": False},
     }
     made["environment"] |= ENVIRONMENT
+    made["engine"] |= one_gpu.ENGINE if TOGETHER else {}
     return made
 
 
@@ -104,7 +126,7 @@ class Elastic(Story):
 def elastic(engines: Engines, runner: str, tmp_path_factory: pytest.TempPathFactory) -> Elastic:
     gate = tmp_path_factory.mktemp("elastic") / "gate"
     directory = Path(engines.storage(NAME)["budget_dir"])
-    watches = [Watch(directory, device_key(NAME, rank)) for rank in range(RANKS)]
+    watches = [Watch(directory, key_of_rank(NAME, rank)) for rank in range(RANKS)]
     job = two_ranks(runner)
     try:
         started = engines.start_elastic(f"tight-two-{runner}", STORAGE, gate=str(gate), **job)
@@ -145,7 +167,7 @@ def test_each_rank_lives_on_a_gpu_of_its_own(elastic: Elastic) -> None:
     for rank, peak in enumerate(elastic.peaks):
         assert f"KV storage: kvcached, rank {rank} of engine {NAME}" in elastic.run.log
         assert LIMIT // 2 < peak <= LIMIT
-    assert len({device_key(NAME, rank) for rank in range(RANKS)}) == (1 if REHEARSAL else RANKS)
+    assert len({key_of_rank(NAME, rank) for rank in range(RANKS)}) == DEVICES
 
 
 def test_nobody_but_the_ranks_opens_a_device(static_of_two: Story, elastic: Elastic) -> None:
@@ -156,7 +178,7 @@ def test_asleep_a_rank_holds_its_null_page_and_its_floor(
     engines: Engines, static_of_two: Story, runner: str, note: Note
 ) -> None:
     """Seen at the second rank's device."""
-    key = device_key("asleep", RANKS - 1)
+    key = key_of_rank("asleep", RANKS - 1)
     directory = engines.storage("asleep")["budget_dir"]
     sleeper = {**two_ranks(runner), "count": FEW, "cycles": 3, "record": [directory, key]}
     if not REHEARSAL:
