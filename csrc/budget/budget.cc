@@ -5,8 +5,8 @@
 namespace kvcached::budget {
 
 void SharedBudget::check_process() const {
-  if (::getpid() == pid_) return;
-  throw BudgetError(file_.path() + ": opened by process " + std::to_string(pid_) +
+  if (process_.is_here()) return;
+  throw BudgetError(file_.path() + ": opened by process " + std::to_string(process_.pid()) +
                     ", used in its child " + std::to_string(::getpid()) + ". Open it again there.");
 }
 

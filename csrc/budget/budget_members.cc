@@ -76,7 +76,7 @@ int SharedBudget::join(const std::string& instance, std::uint32_t rank, Bytes li
   row.set_instance(instance);
   row.rank.store(rank);
   row.weight.store(weight);
-  row.pid.store(static_cast<std::uint64_t>(pid_));
+  row.pid.store(static_cast<std::uint64_t>(process_.pid()));
   row.start_time.store(own_start_time());
   row.limit.store(limit);
   row.floor.store(floor);
@@ -113,7 +113,7 @@ Grant SharedBudget::set_terms(int row, Bytes limit, Bytes floor, Bytes claim,
 }
 
 void SharedBudget::leave(int row) {
-  if (::getpid() != pid_) return;
+  if (!process_.is_here()) return;
   const Row& mine = own(row);
   if (mine.lease.load() != 0) {
     throw BudgetError(file_.path() + ": row " + std::to_string(row) + " still leases " +

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "budget/record_file.h"
+#include "vmm/own_process.h"
 
 namespace kvcached::budget {
 namespace {
@@ -19,7 +20,7 @@ constexpr char kLockHint[] = "Put budget_dir on a file system with record locks.
 
 // Lives as long as the process: locks must outlast every static destructor.
 struct Registry {
-  pid_t pid = ::getpid();
+  vmm::OwnProcess process;
   std::mutex mutex;
   std::map<std::pair<dev_t, ino_t>, std::shared_ptr<RowLocks>> files;
 };
@@ -29,7 +30,7 @@ struct Registry {
 Registry& registry() {
   static std::atomic<Registry*> current{new Registry};
   Registry* found = current.load();
-  if (found->pid != ::getpid()) {
+  if (!found->process.is_here()) {
     auto* fresh = new Registry;
     if (current.compare_exchange_strong(found, fresh)) return *fresh;
     delete fresh;

@@ -24,7 +24,6 @@ Rank::Rank(std::shared_ptr<Segment> segment, std::uint32_t rank, std::shared_ptr
       rank_(rank),
       budget_(std::move(budget)),
       row_(row),
-      pid_(getpid()),
       fence_deadline_(fence_deadline),
       memory_(budget_, row, std::move(driver), std::move(extents), segment_->num_pages()),
       threading_(std::make_unique<Threading>()),
@@ -87,7 +86,7 @@ void Rank::start(const std::string& device) {
 }
 
 Rank::~Rank() {
-  if (getpid() != pid_) {
+  if (!process_.is_here()) {
     static_cast<void>(threading_.release());
     return;
   }
@@ -99,9 +98,9 @@ Rank::~Rank() {
 }
 
 void Rank::check_process() const {
-  if (const pid_t now = getpid(); now != pid_)
-    throw std::logic_error(name() + " belongs to process " + std::to_string(pid_) +
-                           ", this is its child " + std::to_string(now) +
+  if (!process_.is_here())
+    throw std::logic_error(name() + " belongs to process " + std::to_string(process_.pid()) +
+                           ", this is its child " + std::to_string(getpid()) +
                            ": make a rank of its own there");
 }
 
@@ -145,7 +144,7 @@ bool Rank::fences_end() {
 }
 
 void Rank::close() {
-  if (getpid() != pid_) return;
+  if (!process_.is_here()) return;
   {
     std::lock_guard lock(mutex_);
     if (closed_) return;

@@ -29,6 +29,7 @@
 #include "budget/rank_memory.h"
 #include "budget/rank_orders.h"
 #include "budget/segment.h"
+#include "vmm/own_process.h"
 
 namespace kvcached::budget {
 
@@ -168,7 +169,7 @@ class Rank {
   const std::uint32_t rank_;
   const std::shared_ptr<Budget> budget_;
   const int row_;
-  const pid_t pid_;
+  const vmm::OwnProcess process_;
   const Milliseconds fence_deadline_;
   RankMemory memory_;  // a page there belongs to the thread that set kMapping or kReleasing
 

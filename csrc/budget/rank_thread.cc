@@ -12,6 +12,8 @@ constexpr Milliseconds kIdleWait{1000};
 // How often it looks at a fence that has not passed, or whether it may go on: well below a step,
 // well above a look's cost.
 constexpr Milliseconds kShortLook{1};
+// Of many pages the scheduler half is told in lots: waking it is a system call.
+constexpr std::uint32_t kToldAtOnce = 8;
 // How often it looks at the device while somebody wants memory: others than members may use it.
 constexpr Milliseconds kWantedLook{50};
 
@@ -62,8 +64,9 @@ bool Rank::serve_growth() {
       [this](std::uint32_t, State state) {
         const bool owned = state == State::kOwned;
         segment_->resolve(rank_, grow_tail_, owned ? Result::kOwned : Result::kRefused);
-        ++grow_tail_;
+        if (++grow_tail_ % kToldAtOnce == 0) segment_->ring_scheduler();
       });
+  segment_->ring_scheduler();
   return true;
 }
 

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "budget/fork_count.h"
 #include "budget/futex.h"
 #include "budget/segment_layout.h"
 
@@ -21,9 +20,7 @@ bool passed(std::uint32_t done, std::uint32_t sequence) {
 }  // namespace
 
 Segment::Segment(std::string path, void* base, std::size_t size)
-    : pid_(getpid()),
-      fork_count_(fork_count()),
-      path_(std::move(path)),
+    : path_(std::move(path)),
       base_(base),
       size_(size),
       header_(static_cast<SegmentHeader*>(base)),
@@ -59,8 +56,8 @@ RecorderRing& Segment::recorder(std::uint32_t writer) const {
 }
 
 void Segment::check_process() const {
-  if (fork_count() == fork_count_) return;
-  throw std::logic_error(path_ + ": opened by process " + std::to_string(pid_) +
+  if (process_.is_here()) return;
+  throw std::logic_error(path_ + ": opened by process " + std::to_string(process_.pid()) +
                          ", used in its child " + std::to_string(getpid()) +
                          ": open it again there");
 }
@@ -203,7 +200,6 @@ std::int32_t Segment::entry(std::uint32_t sequence) const {
 void Segment::resolve(std::uint32_t rank, std::uint32_t sequence, Result result) {
   results(rank)[sequence & (header_->ring_size - 1)].store(static_cast<std::uint8_t>(result));
   part(rank).grow_done.store(sequence + 1, std::memory_order_release);
-  ring_scheduler();
 }
 
 void Segment::set_page_state(std::uint32_t rank, std::int32_t page, PageState state) {

@@ -12,8 +12,6 @@
 // Fork: in a child, an inherited object can be read; what writes raises std::logic_error.
 #pragma once
 
-#include <sys/types.h>
-
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -24,6 +22,7 @@
 
 #include "budget/budget.h"
 #include "budget/recorder.h"
+#include "vmm/own_process.h"
 
 namespace kvcached::budget {
 
@@ -145,8 +144,7 @@ class Segment {
   std::atomic<std::uint8_t>* states(std::uint32_t rank) const;
   RecorderRing& recorder(std::uint32_t writer) const;  // 0: the scheduler half, 1 + n: rank n
 
-  const pid_t pid_;
-  const unsigned fork_count_;
+  const vmm::OwnProcess process_;
   std::string path_;
   void* base_;
   std::size_t size_;

@@ -13,6 +13,7 @@
 #include "budget/budget_formula.h"
 #include "budget/fair_share.h"
 #include "budget/record_file.h"
+#include "vmm/own_process.h"
 
 namespace kvcached::budget {
 
@@ -32,7 +33,7 @@ class SharedBudget final : public Budget {
   }
 
   ~SharedBudget() override {
-    if (::getpid() != pid_) return;
+    if (!process_.is_here()) return;
     for (int row = 0; row < kRows; ++row) {
       if (joined_[row].load() && record().rows[row].lease.load() == 0) give_back(row);
     }
@@ -88,7 +89,7 @@ class SharedBudget final : public Budget {
   static void bump(EventWord& word);
 
   RecordFile file_;
-  const pid_t pid_ = ::getpid();
+  const vmm::OwnProcess process_;
   std::array<std::atomic<bool>, kRows> joined_{};
   Bytes agreed_capacity_ = 0, agreed_headroom_ = 0;  // as they were when it was opened
   bool pinned_ = false;

@@ -44,10 +44,10 @@ std::shared_ptr<Arena> Arena::reserve(std::shared_ptr<Driver> driver, Bytes size
 }
 
 Arena::Arena(std::shared_ptr<Driver> driver, void* base, Bytes size)
-    : driver_(std::move(driver)), base_(base), size_(size), pid_(::getpid()) {}
+    : driver_(std::move(driver)), base_(base), size_(size) {}
 
 Arena::~Arena() {
-  if (::getpid() != pid_) return;
+  if (!process_.is_here()) return;
   release();
   for (const auto& [offset, entry] : entries_) {
     if (entry.tied) return;  // the range cannot be given back while the driver has it mapped
@@ -60,9 +60,9 @@ Arena::~Arena() {
 }
 
 void Arena::check_process(const char* call) const {
-  if (const pid_t now = ::getpid(); now != pid_) {
-    throw InvalidArgument(
-        text("arena ", call, ": this arena belongs to process ", pid_, ", this is process ", now));
+  if (!process_.is_here()) {
+    throw InvalidArgument(text("arena ", call, ": this arena belongs to process ", process_.pid(),
+                               ", this is process ", ::getpid()));
   }
 }
 
@@ -210,7 +210,7 @@ void Arena::let_go(Entries::iterator entry, State before) {
 }
 
 void Arena::release() noexcept {
-  if (::getpid() != pid_) return;
+  if (!process_.is_here()) return;
   std::unique_lock lock(mutex_);
   closed_ = true;
   for (auto next = entries_.begin(); next != entries_.end();) {

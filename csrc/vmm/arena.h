@@ -14,14 +14,13 @@
 // release() tries again.
 #pragma once
 
-#include <sys/types.h>
-
 #include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
 
 #include "vmm/driver.h"
+#include "vmm/own_process.h"
 
 struct DLManagedTensor;
 
@@ -99,7 +98,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   const std::shared_ptr<Driver> driver_;
   void* const base_;
   const Bytes size_;
-  const pid_t pid_;
+  const OwnProcess process_;
   std::atomic<Bytes> mapped_bytes_{0};
   std::atomic<Bytes> quarantined_bytes_{0};
   mutable std::mutex mutex_;  // guards what follows; an entry that is busy is its caller's

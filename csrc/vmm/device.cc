@@ -21,8 +21,7 @@ std::uint64_t next_device() {
 
 }  // namespace
 
-Device::Device(std::unique_ptr<DeviceApi> api)
-    : api_(std::move(api)), pid_(::getpid()), id_(next_device()) {}
+Device::Device(std::unique_ptr<DeviceApi> api) : api_(std::move(api)), id_(next_device()) {}
 
 Device::~Device() {
   if (is_ours() && !lost_) api_->close();
@@ -30,12 +29,13 @@ Device::~Device() {
 
 std::string Device::name() const { return text(api_->name(), " device ", api_->device()); }
 
-bool Device::is_ours() const { return ::getpid() == pid_; }
+bool Device::is_ours() const { return process_.is_here(); }
 
 void Device::check_process(const char* call) const {
   if (is_ours()) return;
-  throw InvalidArgument(text(api_->name(), " ", call, ": this driver belongs to process ", pid_,
-                             ", this is process ", ::getpid(), "; make a driver after the fork"));
+  throw InvalidArgument(text(api_->name(), " ", call, ": this driver belongs to process ",
+                             process_.pid(), ", this is process ", ::getpid(),
+                             "; make a driver after the fork"));
 }
 
 void Device::check_alive() const {

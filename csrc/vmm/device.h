@@ -6,14 +6,13 @@
 // made it, calls raise InvalidArgument and the destructor does nothing.
 #pragma once
 
-#include <sys/types.h>
-
 #include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
 
 #include "vmm/device_api.h"
+#include "vmm/own_process.h"
 
 namespace kvcached::vmm {
 
@@ -94,7 +93,7 @@ class Device {
   [[noreturn]] void fail(const Attempt& attempt, Status status);
 
   const std::unique_ptr<DeviceApi> api_;
-  const pid_t pid_;
+  const OwnProcess process_;
   const std::uint64_t id_;
   std::atomic<bool> lost_{false};
   mutable std::mutex mutex_;

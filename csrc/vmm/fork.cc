@@ -41,7 +41,7 @@ void after_fork_in_child() {
 
 }  // namespace
 
-ForkClosedFd::ForkClosedFd(int fd) : fd_(fd), pid_(::getpid()) {
+ForkClosedFd::ForkClosedFd(int fd) : fd_(fd) {
   const std::lock_guard lock(registry().mutex);
   registry().fds.insert(fd_);
 }
@@ -53,7 +53,7 @@ ForkClosedFd::~ForkClosedFd() {
   ::close(fd_);
 }
 
-int ForkClosedFd::get() const { return ::getpid() == pid_ ? fd_ : -1; }
+int ForkClosedFd::get() const { return process_.is_here() ? fd_ : -1; }
 
 std::unique_lock<std::mutex> hold_forks() { return std::unique_lock(registry().mutex); }
 

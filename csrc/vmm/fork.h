@@ -4,9 +4,9 @@
 // memory file, the parent's death would give nothing back while the child lives.
 #pragma once
 
-#include <sys/types.h>
-
 #include <mutex>
+
+#include "vmm/own_process.h"
 
 namespace kvcached::vmm {
 
@@ -22,7 +22,7 @@ class ForkClosedFd {
 
  private:
   int fd_;
-  pid_t pid_;
+  const OwnProcess process_;
 };
 
 // While the lock is held, fork() in this process waits: for two system calls that a child must see

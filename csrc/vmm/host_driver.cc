@@ -42,20 +42,19 @@ std::shared_ptr<Driver> make_host_driver(Bytes granularity) {
 
 HostDriver::HostDriver(Bytes granularity)
     : granularity_(checked_granularity(granularity)),
-      pid_(::getpid()),
       table_("host", granularity_, MemoryFile::kLargest) {}
 
 HostDriver::~HostDriver() {
-  if (::getpid() != pid_) return;
+  if (!process_.is_here()) return;
   for (const auto& [base, size] : table_.ranges()) unreserve_range(base, size);
 }
 
 int HostDriver::dlpack_device_type() const { return kDLCPU; }
 
 void HostDriver::check_process(const char* call) const {
-  if (const pid_t now = ::getpid(); now != pid_) {
-    throw InvalidArgument(text("host ", call, ": this driver belongs to process ", pid_,
-                               ", this is process ", now, "; make a driver after the fork"));
+  if (!process_.is_here()) {
+    throw InvalidArgument(text("host ", call, ": this driver belongs to process ", process_.pid(),
+                               ", this is process ", ::getpid(), "; make a driver after the fork"));
   }
 }
 

@@ -7,14 +7,13 @@
 // child, so that a child can neither see nor keep its parent's memory.
 #pragma once
 
-#include <sys/types.h>
-
 #include <mutex>
 
 #include "vmm/driver.h"
 #include "vmm/file_space.h"
 #include "vmm/machine_memory.h"
 #include "vmm/memory_file.h"
+#include "vmm/own_process.h"
 #include "vmm/range_table.h"
 
 namespace kvcached::vmm {
@@ -51,7 +50,7 @@ class HostDriver final : public Driver {
   void fill(Bytes offset, Bytes size);  // takes the memory; OutOfMemory
 
   const Bytes granularity_;
-  const pid_t pid_;
+  const OwnProcess process_;
   const MachineMemory machine_;
   const MemoryFile file_;
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import queue
 import threading
 
@@ -17,10 +18,13 @@ from kvcached_core.vmm import (
     InvalidArgument,
     readable_bytes,
 )
+from support.syscalls import Counter
 
 from .subject import KINDS, Subject, make_driver, run_script
 
 G = 64 * 1024
+# By the machine's own numbers: getpid, mmap.
+NUMBERS = {"x86_64": ("39", "9"), "aarch64": ("172", "222")}
 
 
 @pytest.fixture(params=KINDS)
@@ -242,6 +246,20 @@ def test_threads_share_an_arena(driver: Driver) -> None:
         thread.join()
     assert errors == []
     assert (arena.mapped_bytes, driver.held_bytes()) == (0, 0)
+
+
+def test_whose_process_it_is_takes_no_system_call(driver: Driver, arena: Arena) -> None:
+    counter = Counter()
+    counter.mark()
+    for offset in range(0, 8 * G, G):
+        arena.map(offset, driver.create(G))
+    for offset in range(0, 8 * G, G):
+        driver.release(arena.unmap(offset))
+    counter.mark()
+    found = counter.stop()
+    getpid, mmap = NUMBERS[os.uname().machine]
+    assert found["marks"] == 2 and found["calls"][mmap] >= 8
+    assert getpid not in found["calls"]
 
 
 def test_a_forked_child_leaves_the_arena_alone() -> None:
