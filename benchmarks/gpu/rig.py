@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from kvcached_core.budget import Budget, Rank, Segment
@@ -28,6 +29,16 @@ def compile_shared(folder: Path, name: str, *more: str) -> Path:
 def without_zeroing(folder: Path, library: str = LIBRARY) -> str:
     """A library like `library` that zeroes nothing."""
     return str(compile_shared(folder, "no_zero", "-Wl,--no-as-needed", _path(library)))
+
+
+def timed_calls(folder: Path, library: str = LIBRARY) -> tuple[str, Callable[[], float]]:
+    """A library like `library` that zeroes nothing, and a question: seconds spent in its create,
+    map and set access since the last one."""
+    words = [f'-DLIBRARY="{_path(library)}"', "-ldl", "-Wl,--no-as-needed", _path(library)]
+    made = compile_shared(folder, "timed_calls", *words)
+    question = ctypes.CDLL(str(made)).timed_calls
+    question.restype = ctypes.c_double
+    return str(made), question
 
 
 def _path(library: str) -> str:

@@ -43,7 +43,7 @@ def test_time_to_map(tmp_path: Path) -> None:
     assert list(found["pages"]) == ["2 MiB", "4 MiB"]
     for page in found["pages"].values():
         paths = page["ms_per_gib"]
-        assert len(paths) == 6 and all(len(p["maps"]) == 2 for p in paths.values())
+        assert len(paths) == 7 and all(len(p["maps"]) == 2 for p in paths.values())
         assert all(p["map"] > 0 and p["unmap"] > 0 for p in paths.values())
 
 
