@@ -3,9 +3,11 @@ of memory. Ranges without memory are inaccessible: an access ends the engine."""
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from engine.processes import Run
 from engine_sglang.processes import SglangEngines
@@ -16,6 +18,8 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.conformance("par
 
 PAGE_TOKENS = 64
 PAGES = 20
+# From then on such a cache on a CPU wants AMX, and kernels for it that no package brings here.
+FP8_ANYWHERE = Version(version("kvcached-sglang")) < Version("0.5.20")
 FP8 = {"engine": {"kv_cache_dtype": "fp8_e4m3"}}
 FP8_TOKEN = 4 * 2 * 64  # layers, keys and values, numbers of a byte
 LATENT = LATENT_RANK + LATENT_ROPE
@@ -89,7 +93,7 @@ def paged_windows(engines: SglangEngines, windowed: str) -> Run:
     return tight(engines, "paged-windows", WINDOWS_TOKEN, job, WINDOWS_PAGES)
 
 
-@pytest.fixture(params=["fp8", "latent", "windows"])
+@pytest.fixture(params=[*(["fp8"] if FP8_ANYWHERE else []), "latent", "windows"])
 def pair(request: pytest.FixtureRequest) -> tuple[Run, Run, int]:
     """With little memory, upstream's, and the limit."""
     made: tuple[Run, Run, int] = request.getfixturevalue(request.param)
@@ -117,10 +121,19 @@ def test_tensors_are_upstreams_but_for_their_length(pair: tuple[Run, Run, int]) 
         assert (mine[0][1:], mine[2]) == (other[0][1:], other[2])
 
 
-def test_a_number_of_an_fp8_cache_takes_a_byte(fp8: tuple[Run, Run, int]) -> None:
-    shapes = fp8[0]["inside"]["tensors"]
-    assert [dtype for _, _, dtype in shapes] == ["torch.uint8"] * 8
-    assert [stride for _, stride, _ in shapes] == [[FP8_TOKEN, 32, 1]] * 8
+if FP8_ANYWHERE:
+
+    def test_a_number_of_an_fp8_cache_takes_a_byte(fp8: tuple[Run, Run, int]) -> None:
+        shapes = fp8[0]["inside"]["tensors"]
+        assert [dtype for _, _, dtype in shapes] == ["torch.uint8"] * 8
+        assert [stride for _, stride, _ in shapes] == [[FP8_TOKEN, 32, 1]] * 8
+
+else:
+
+    def test_an_fp8_cache_is_refused_in_upstreams_words(fp8: tuple[Run, Run, int]) -> None:
+        for run in fp8[:2]:
+            assert run.result is None
+            assert "ValueError: CPU FP8 KV cache requires Intel AMX support." in run.log
 
 
 def test_a_latent_cache_has_one_tensor_a_layer(latent: tuple[Run, Run, int]) -> None:
@@ -133,7 +146,6 @@ def test_windows_have_a_pool_and_pages_of_their_own(windows: tuple[Run, Run, int
     ours, theirs, _ = windows
     assert ours["inside"]["allocator"].endswith("SWATokenToKVPoolAllocator")
     assert ours["inside"]["tree"] == theirs["inside"]["tree"]
-    assert ours["inside"]["tree"].endswith("SWARadixCache")
     assert len(ours["inside"]["backend"]["page_tokens"]) == 2
     assert ours["inside"]["backend"]["pages_released"] > 0
     assert ours["memory_flushed"] == 4 * PAGE_TOKENS * WINDOWS_TOKEN  # padding's and the reserve

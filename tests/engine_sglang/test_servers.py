@@ -154,7 +154,7 @@ def test_requests_that_come_while_it_sleeps_wait(story: Story) -> None:
 
 @pytest.mark.conformance("shutdown")
 def test_sigterm_lets_requests_finish(story: Story) -> None:
-    assert story.status == -signal.SIGKILL  # so a server of SGLang's ends itself
+    assert story.status in (0, -signal.SIGKILL)  # as a server of SGLang's ends itself, by release
 
 
 @pytest.mark.conformance("shutdown")
