@@ -6,9 +6,8 @@
 # --core: the short selection that CI runs of pins beside the default ones. --backend: a backend by
 # the name of its entry point, FILE telling how to set it up. ARGUMENTs are pytest's.
 #
-# ci/env.sh makes the environment, or brings it up to date: KVCACHED_VENV (.venv) for the default pin
-# of vLLM, KVCACHED_VENV_SGLANG (.venv-sglang) for that of SGLang, .venv-ENGINE-VERSION for others, or
-# whatever KVCACHED_CONFORMANCE_VENV names. --as-is: it is there, and is taken as it is.
+# ci/env.sh makes the environment, or brings it up to date: the pin's own (ci/env.sh --where says which),
+# or what KVCACHED_CONFORMANCE_VENV names. --as-is: it is there, and is taken as it is.
 set -eu
 cd "$(dirname "$0")/.."
 usage() { sed -n '2s/^# /usage: ci\//p' "$0" >&2; exit 2; }
@@ -31,18 +30,17 @@ done
 [ -z "${KVCACHED_TEST_PROFILE:-}" ] || export KVCACHED_TEST_PROFILE
 pin=$1
 shift
-case $pin in
-  vllm) dir=${KVCACHED_VENV:-.venv} ;;
-  sglang) dir=${KVCACHED_VENV_SGLANG:-.venv-sglang} ;;
-  *) dir=.venv-$(echo "$pin" | sed 's/==/-/') ;;
-esac
+dir=$(ci/env.sh --engine "$pin" --where)
 dir=${KVCACHED_CONFORMANCE_VENV:-$dir}
-case $pin in
-  vllm | vllm==*) mark=engine tests=tests/engine ;;
-  sglang | sglang==*) mark=sglang tests=tests/engine_sglang ;;
-  *) usage ;;
+case ${pin%%==*} in
+  vllm) mark=engine tests=tests/engine ;;
+  sglang) mark=sglang tests=tests/engine_sglang ;;
 esac
 [ -n "$as_is" ] || ci/env.sh --engine "$pin" "$dir"
+[ -x "$dir/bin/pytest" ] || {
+  echo "conformance: --as-is: $dir holds no environment with pytest; ci/env.sh makes one" >&2
+  exit 2
+}
 dir=$(realpath "$dir")
 # Only what bears the kit's mark is imported: other tests look at inner things of one release.
 marked=$(grep -lE 'mark\.conformance\(' "$tests"/test_*.py)

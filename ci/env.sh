@@ -1,32 +1,39 @@
 #!/bin/sh
-# env.sh [--engine vllm|sglang[==VERSION]] [DIR]: makes, or brings up to date, the environment of an
-# engine: of its default pin, or of that of VERSION. That of vLLM is the one that everything but
+# env.sh [--engine vllm|sglang[==VERSION]] [--where] [DIR]: makes, or brings up to date, the environment
+# of an engine: of its default pin, or of that of VERSION. That of vLLM is the one that everything but
 # SGLang's tests runs in: the core, the fork for CPU, the tools of tests, lint and demo, all installed
 # as users install them. That of SGLang holds the core, the fork, what it needs on a CPU
 # (ci/sglang-cpu.txt) and the tools of tests: the engines want different releases of the same packages.
 #
-# DIR is ${KVCACHED_VENV:-.venv} by default, ${KVCACHED_VENV_SGLANG:-.venv-sglang} for SGLang. Needs
-# git, Python >= 3.10 (${PYTHON:-python3}) and g++; whatever it downloads comes from the package index,
+# DIR is ${KVCACHED_VENV:-.venv} by default, ${KVCACHED_VENV_SGLANG:-.venv-sglang} for SGLang, and
+# .venv-ENGINE-VERSION with a VERSION. --where only prints it, from the checkout's root. Needs git,
+# Python >= 3.10 (${PYTHON:-python3}) and g++; whatever it downloads comes from the package index,
 # through pip and uv. UV_CACHE_DIR keeps what uv downloads: two environments on the same file system
 # then share it. Only what changed since the last time is made again.
 # DIR/upstream holds upstream's own release, for comparison in the same environment:
 #   PYTHONPATH=DIR/upstream DIR/bin/python ...
 set -eu
 cd "$(dirname "$0")/.."
-engine=vllm
-if [ "${1:-}" = --engine ]; then
-  engine=${2:?env: --engine: vllm or sglang, or one of them==VERSION}
-  shift 2
-fi
-case ${1:-} in
-  -*) sed -n '2s/: makes.*//; 2s/^# /usage: ci\//p' "$0" >&2; exit 2 ;;
+engine=vllm where=""
+while [ $# -gt 0 ]; do
+  case $1 in
+    --engine) engine=${2:?env: --engine: vllm or sglang, or one of them==VERSION}; shift ;;
+    --where) where=1 ;;
+    *) break ;;
+  esac
+  shift
+done
+case $#${1:-} in
+  0 | 1[!-]*) ;; # at most DIR
+  *) sed -n '2s/: makes.*//; 2s/^# /usage: ci\//p' "$0" >&2; exit 2 ;;
 esac
 wanted=$engine home=vendored/${engine%%==*}
 [ "$wanted" = "${engine%%==*}" ] || home=$home/${wanted#*==}
 engine=${engine%%==*}
-case $engine in
-  vllm) dir=${1:-${KVCACHED_VENV:-.venv}} ;;
-  sglang) dir=${1:-${KVCACHED_VENV_SGLANG:-.venv-sglang}} ;;
+case $wanted in
+  vllm) dir=${KVCACHED_VENV:-.venv} ;;
+  sglang) dir=${KVCACHED_VENV_SGLANG:-.venv-sglang} ;;
+  vllm==* | sglang==*) dir=.venv-$engine-${wanted#*==} ;;
   *) echo "env: --engine $engine: no such engine; choose vllm or sglang" >&2; exit 2 ;;
 esac
 [ -e "$home/upstream.yaml" ] || {
@@ -35,6 +42,8 @@ esac
   echo "env: --engine $wanted: no such pin; there are:" $there >&2
   exit 2
 }
+dir=${1:-$dir}
+[ -z "$where" ] || { echo "$dir"; exit; }
 python=${PYTHON:-python3}
 started=$(date +%s)
 # One date for all that is built, so that the same sources give the same wheels, byte for byte.

@@ -4,12 +4,12 @@
 # Environments, lint, the proof of each series, the tests without an engine, the tests with vLLM and,
 # beside them, with SGLang, whose output comes last. The demo is run by hand: it is for people, and its
 # figures depend on who else uses the machine.
-# KVCACHED_VENV names the environment (default .venv), KVCACHED_VENV_SGLANG that of SGLang (default
-# .venv-sglang); the first part that fails ends it.
+# The environments are where ci/env.sh has them (KVCACHED_VENV and KVCACHED_VENV_SGLANG name other folders
+# for the default pins); the first part that fails ends it.
 set -eu
 cd "$(dirname "$0")/.."
-KVCACHED_VENV=${KVCACHED_VENV:-$PWD/.venv}
-KVCACHED_VENV_SGLANG=${KVCACHED_VENV_SGLANG:-$PWD/.venv-sglang}
+KVCACHED_VENV=$(realpath -m "$(ci/env.sh --where)")
+KVCACHED_VENV_SGLANG=$(realpath -m "$(ci/env.sh --engine sglang --where)")
 export KVCACHED_VENV KVCACHED_VENV_SGLANG
 # Both environments hold the same torch, of gigabytes: fetched once, then linked.
 export UV_CACHE_DIR="${UV_CACHE_DIR:-$PWD/.cache/uv}"
@@ -52,7 +52,7 @@ others() { # others ENGINE: its pins that are not the default one
   done
 }
 for pin in $(others vllm) $(others sglang); do # now: two of them at a time do not go
-  part "environment of $pin" ci/env.sh --engine "$pin" ".venv-$(echo "$pin" | sed 's/==/-/')"
+  part "environment of $pin" ci/env.sh --engine "$pin"
 done
 core_modes() { # core_modes ENGINE
   for pin in $(others "$1"); do

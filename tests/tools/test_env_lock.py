@@ -1,4 +1,5 @@
-"""ci/env.sh: one run at a time in a checkout; the lock goes with its holder; what is refused."""
+"""ci/env.sh: one run at a time in a checkout; the lock goes with its holder; what is refused; where
+environments are."""
 
 from __future__ import annotations
 
@@ -41,10 +42,10 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-def start(root: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(root: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [str(root / "ci" / "env.sh"), *(arguments or ["venv"])],
-        env=os.environ | {"PYTHON": str(root / "python")},
+        env=os.environ | {"PYTHON": str(root / "python")} | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -127,6 +128,8 @@ def test_any_holder_of_the_lock_counts(root: Path) -> None:
         (["--engine", "vllm==9.9", "venv"], "--engine vllm==9.9: no such pin; there are: vllm\n"),
         (["--engine", "trt"], "choose vllm or sglang"),
         (["--help"], "usage: ci/env.sh [--engine"),
+        (["venv", "--where"], "usage: ci/env.sh [--engine"),
+        (["one", "two"], "usage: ci/env.sh [--engine"),
     ],
 )
 def test_what_it_does_not_know_is_refused_before_anything_is_made(
@@ -136,3 +139,46 @@ def test_what_it_does_not_know_is_refused_before_anything_is_made(
     status, text = outcome(start(root, *arguments))
     assert status == 2 and said in text
     assert sorted(root.rglob("*")) == before
+
+
+NAMED = {"KVCACHED_VENV": "", "KVCACHED_VENV_SGLANG": ""}
+PINS = ("vllm", "vllm/9.0", "sglang", "sglang/9.0.post1")
+
+
+@pytest.fixture
+def pins(root: Path) -> Path:
+    for pin in PINS:
+        (root / "vendored" / pin).mkdir(parents=True, exist_ok=True)
+        (root / "vendored" / pin / "upstream.yaml").touch()
+    return root
+
+
+@pytest.mark.parametrize(
+    ("arguments", "folder"),
+    [
+        (["--engine", "vllm"], ".venv"),
+        (["--engine", "sglang"], ".venv-sglang"),
+        (["--engine", "vllm==9.0"], ".venv-vllm-9.0"),
+        (["--engine", "sglang==9.0.post1"], ".venv-sglang-9.0.post1"),
+    ],
+)
+def test_an_environment_has_a_folder_of_its_own(
+    pins: Path, arguments: list[str], folder: str
+) -> None:
+    before = sorted(pins.rglob("*"))
+    assert outcome(start(pins, *arguments, "--where", **NAMED)) == (0, f"{folder}\n")
+    assert outcome(start(pins, "--where", *arguments, "mine", **NAMED)) == (0, "mine\n")
+    assert sorted(pins.rglob("*")) == before
+    (pins / "fail").touch()
+    made = outcome(start(pins, *arguments, **NAMED))[1]
+    assert f"env: virtual environment in {folder} ..." in made
+
+
+def test_variables_name_the_folders_of_default_pins_only(pins: Path) -> None:
+    named = {"KVCACHED_VENV": "one", "KVCACHED_VENV_SGLANG": "two"}
+    said = [
+        outcome(start(pins, "--where", "--engine", pin.replace("/", "=="), **named))[1]
+        for pin in PINS
+    ]
+    assert outcome(start(pins, "--where", **named)) == (0, "one\n")
+    assert said == ["one\n", ".venv-vllm-9.0\n", "two\n", ".venv-sglang-9.0.post1\n"]
