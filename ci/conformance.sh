@@ -11,23 +11,29 @@
 set -eu
 cd "$(dirname "$0")/.."
 usage() { sed -n '2s/^# /usage: ci\//p' "$0" >&2; exit 2; }
-selection=all as_is=""
+selection=all as_is="" profile=""
 while [ $# -gt 0 ]; do
   case $1 in
     --as-is) as_is=1 ;;
-    --core) selection=core ;;
-    --backend) selection=backend KVCACHED_TEST_BACKEND=${2:-}; shift $(($# > 1))
+    --core) [ $selection = all ] || usage
+      selection=core ;;
+    --backend) [ $selection = all ] || usage
+      selection=backend KVCACHED_TEST_BACKEND=${2:-}; shift $(($# > 1))
       [ -n "$KVCACHED_TEST_BACKEND" ] || { echo "conformance: --backend: which one?" >&2; exit 2; } ;;
     --profile) [ -r "${2:-}" ] || { echo "conformance: --profile ${2:-}: no such file" >&2; exit 2; }
-      KVCACHED_TEST_PROFILE=$(realpath "$2"); shift ;;
+      profile=$(realpath "$2"); shift ;;
     -*) usage ;;
     *) break ;;
   esac
   shift
 done
 [ $# -gt 0 ] || usage
+[ $selection = backend ] || [ -z "$profile" ] || {
+  echo "conformance: --profile: it tells how to set up the backend of --backend; name one" >&2
+  exit 2
+}
 [ -z "${KVCACHED_TEST_BACKEND:-}" ] || export KVCACHED_TEST_BACKEND
-[ -z "${KVCACHED_TEST_PROFILE:-}" ] || export KVCACHED_TEST_PROFILE
+[ -z "$profile" ] || export KVCACHED_TEST_PROFILE="$profile"
 pin=$1
 shift
 dir=$(ci/env.sh --engine "$pin" --where)
@@ -46,6 +52,7 @@ dir=$(realpath "$dir")
 marked=$(grep -lE 'mark\.conformance\(' "$tests"/test_*.py)
 [ $selection != all ] || marked="$marked $(grep -lE 'mark\.conformance\(' tests/vmm/test_*.py tests/budget/test_*.py)"
 export PYTHONDONTWRITEBYTECODE="" PYTHONPYCACHEPREFIX="$dir/pycache" PYTHONPATH="$PWD/tests"
+[ $selection != backend ] || "$dir/bin/python" -m support.any_backend "${pin%%==*}"
 # shellcheck disable=SC2086 # a list of files
 exec "$dir/bin/pytest" -q -p no:cacheprovider -p support.conformance --conformance "$selection" \
   --conformance-subject "$pin${KVCACHED_TEST_BACKEND:+, backend $KVCACHED_TEST_BACKEND}" \

@@ -5,14 +5,13 @@ Which one is tests/support/any_backend.py's matter; by default the tests' own, b
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 
 from engine.processes import Engines, Run
 from engine.runner import READY
-from support.any_backend import Subject, from_environment, installed
+from support.any_backend import Subject, from_environment, installed, run_to_its_end
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -22,51 +21,37 @@ COUNT = 80
 
 @pytest.fixture(scope="session")
 def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    if (named := from_environment()) is not None:
+    if (named := from_environment("vllm")) is not None:
         return named
     group, target = "vllm.kv_storage_backends", "engine.bounded:Bounded"
     site = installed(tmp_path_factory.mktemp("site"), group, "bounded", target)
     return Subject("bounded", tight={"blocks": 40}, path=site)
 
 
-def judged(engines: Engines, subject: Subject, config: dict[str, Any], **job: Any) -> Run:
+def judged(engines: Engines, subject: Subject, name: str, **job: Any) -> Run:
     """The workload in one process, with the referee between the halves and vLLM."""
-    path = os.pathsep.join(filter(None, [engines.environment()["PYTHONPATH"], subject.path]))
-    engine = {**subject.engine(**config), **job.pop("engine", {})}
-    job |= {"engine": engine, "environment": {"PYTHONPATH": path}}
-    job["referee"] = {"name": subject.name, **job.get("referee", {})}
-    return engines.run(job.pop("name"), job, in_process=True)
+    referee = {"name": subject.name, **job.pop("referee")}
+    return engines.run(name, subject.job(engines, referee=referee, **job), in_process=True)
 
 
 @pytest.fixture(scope="module")
 def tight(engines: Engines, subject: Subject) -> Run:
     """Requests are preempted. What nobody uses is overwritten, if that is allowed."""
-    poison = {"poison": subject.accessible}
     engine = {"kv_cache_memory_bytes": SMALL}
-    return judged(engines, subject, subject.tight, name="any-tight", engine=engine, referee=poison)
+    more = {"config": subject.tight, "referee": {"poison": subject.accessible}}
+    return judged(engines, subject, "any-tight", engine=engine, **more)
 
 
 @pytest.fixture(scope="module")
 def harmed(engines: Engines, subject: Subject) -> Run:
     """With room for everything, and a block that is read is overwritten."""
-    return judged(engines, subject, {}, name="any-harmed", count=COUNT, referee={"harm": 60})
+    return judged(engines, subject, "any-harmed", count=COUNT, referee={"harm": 60})
 
 
 @pytest.fixture(scope="module")
 def ended(engines: Engines, subject: Subject) -> tuple[Run, list[str]]:
     """Two processes and room for everything; what they left when they had ended by themselves."""
-    environment = engines.environment()
-    path = os.pathsep.join(filter(None, [environment["PYTHONPATH"], subject.path]))
-    job = {"engine": subject.engine(), "count": COUNT}
-    started = engines.spawn("any-ended", job, {**environment, "PYTHONPATH": path})
-    try:
-        started.wait_for_log(READY)
-        shared = started.shared_memory()
-        started.wait_for_end()
-        left = [path.name for path in shared if path.exists()]
-    finally:
-        started.kill()
-    return started.run(), left
+    return run_to_its_end(engines, subject.job(engines, count=COUNT), READY)
 
 
 @pytest.mark.conformance("parity", backend=True)

@@ -5,15 +5,12 @@ Which one is tests/support/any_backend.py's matter; by default the tests' own, s
 
 from __future__ import annotations
 
-import os
-from typing import Any
-
 import pytest
 
 from engine.processes import Run
 from engine_sglang.processes import SglangEngines
 from engine_sglang.runner import READY
-from support.any_backend import Subject, from_environment, installed
+from support.any_backend import Subject, from_environment, installed, run_to_its_end
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
@@ -30,18 +27,11 @@ BOLD = {
 
 @pytest.fixture(scope="session")
 def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    if (named := from_environment()) is not None:
+    if (named := from_environment("sglang")) is not None:
         return named
     group, target = "sglang.kv_storage_backends", "engine_sglang.scarce:Scarce"
     site = installed(tmp_path_factory.mktemp("site"), group, "scarce", target)
     return Subject("scarce", config={"floor": 4096}, tight={"floor": 1024}, path=site)
-
-
-def job_of(engines: SglangEngines, subject: Subject, **job: Any) -> dict[str, Any]:
-    path = os.pathsep.join(filter(None, [engines.environment()["PYTHONPATH"], subject.path]))
-    engine = {**subject.engine(**job.pop("config", {})), **job.pop("engine", {})}
-    environment = {"PYTHONPATH": path, **job.pop("environment", {})}
-    return {"engine": engine, "environment": environment, **job}
 
 
 @pytest.fixture(scope="module")
@@ -50,33 +40,21 @@ def tight(engines: SglangEngines, subject: Subject) -> Run:
     engine = {"max_total_tokens": FEW, "disable_overlap_schedule": True}
     referee = {"poison": subject.accessible}
     more = {"config": subject.tight, "engine": engine, "environment": BOLD, "referee": referee}
-    return engines.run("any-tight", job_of(engines, subject, **more))
+    return engines.run("any-tight", subject.job(engines, **more))
 
 
 @pytest.fixture(scope="module")
 def harmed(engines: SglangEngines, subject: Subject) -> Run:
-    """With overlap and room for everything; what one request reads is overwritten."""
-    referee = {"harm": 40}
-    return engines.run("any-harmed", job_of(engines, subject, count=COUNT, referee=referee))
+    """With overlap and room for everything; what one request reads is overwritten. In the end
+    prefixes are dropped, which may fill all slots: nobody uses anything then."""
+    job = subject.job(engines, count=COUNT, referee={"harm": 40}, flush=True)
+    return engines.run("any-harmed", job)
 
 
 @pytest.fixture(scope="module")
 def ended(engines: SglangEngines, subject: Subject) -> tuple[Run, list[str]]:
     """With overlap and room for everything; what it left when it had ended by itself."""
-    job = job_of(engines, subject, count=COUNT)
-    environment = {**engines.environment(), **job.pop("environment")}
-    started = engines.spawn("any-ended", job, environment)
-    try:
-        started.wait_for_log(READY)
-        shared = started.shared_memory()
-        started.wait_for_end()
-        left = [path.name for path in shared if path.exists()]
-    finally:
-        started.kill()
-        for path in shared:
-            if path.name.startswith(SGLANGS):
-                path.unlink(missing_ok=True)
-    return started.run(), [name for name in left if not name.startswith(SGLANGS)]
+    return run_to_its_end(engines, subject.job(engines, count=COUNT), READY, SGLANGS)
 
 
 @pytest.mark.conformance("parity", backend=True)

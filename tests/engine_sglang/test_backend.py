@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +23,6 @@ PER_PAGE = 64
 PLENTY = 2**62  # free bytes of the device: not what limits here
 
 Make = Callable[..., Any]
-
-
-@pytest.fixture
-def make(tmp_path: Path, sglang_variables: None) -> Iterator[Make]:
-    from engine_sglang.rig import Rig
-
-    rigs: list[Any] = []
-
-    def build(**settings: Any) -> Any:
-        rigs.append(Rig(tmp_path / "budget", **settings))
-        return rigs[-1]
-
-    yield build
-    for rig in rigs:
-        driver = rig.backend._memory.driver
-        rig.close()
-        assert driver.held_bytes() == 0
 
 
 class Member:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +24,6 @@ PER_PAGE = 64
 PLENTY = 2**62  # free bytes of the device: not what limits here
 
 Make = Callable[..., Any]
-
-
-@pytest.fixture
-def make(tmp_path: Path, sglang_variables: None) -> Iterator[Make]:
-    from engine_sglang.rig import Rig
-
-    rigs: list[Any] = []
-
-    def build(**settings: Any) -> Any:
-        rigs.append(Rig(tmp_path / "budget", **settings))
-        return rigs[-1]
-
-    yield build
-    for rig in rigs:
-        rig.close()
 
 
 class Hog:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,21 +20,11 @@ Make = Callable[..., Any]
 
 
 @pytest.fixture(params=["swa_kv_pool", "full_kv_pool"])
-def make(request: pytest.FixtureRequest, tmp_path: Path, sglang_variables: None) -> Iterator[Make]:
+def make(request: pytest.FixtureRequest, rigs: Callable[..., Any]) -> Make:
     """By which pool is made first."""
     from engine_sglang.window_rig import WindowRig
 
-    rigs: list[Any] = []
-
-    def build(**settings: Any) -> Any:
-        rigs.append(WindowRig(tmp_path / "budget", first=request.param, **settings))
-        return rigs[-1]
-
-    yield build
-    for rig in rigs:
-        driver = rig.backend._memory.driver
-        rig.close()
-        assert driver.held_bytes() == 0
+    return partial(rigs, WindowRig, first=request.param)
 
 
 def request(prompt: int, answer: int) -> Any:
