@@ -8,24 +8,13 @@ import signal
 
 import pytest
 
+from engine.conftest import CAPACITY
 from engine.processes import Engines, Run
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.conformance("parity", core=True)]
 
 PAGE = 256 << 10  # four blocks of the tiny model
 AT_REST = 3 * PAGE  # the null page and the reserve
-CAPACITY = 64 << 20
-
-
-@pytest.fixture(scope="module")
-def unbounded(engines: Engines) -> Run:
-    """Room for everything; scheduler half and rank are two processes; a cached prefix stays.
-
-    Then a neighbour needs seven eighths of the budget, then the workload runs once more.
-    """
-    budget = engines.storage("unbounded")["budget_dir"]
-    neighbour = [budget, "host:unbounded", CAPACITY * 7 // 8]
-    return engines.elastic("unbounded", {"capacity": CAPACITY}, neighbour=neighbour, reset=True)
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,10 @@ PAGE = 256 << 10
 
 @pytest.fixture(scope="module", params=["two processes", "one process"])
 def slept(request: pytest.FixtureRequest, engines: Engines) -> Run:
-    name = str(request.param).replace(" ", "-")
-    return engines.elastic(name, {}, sleeps=[0, 3], in_process=name == "one-process")
+    if request.param == "two processes":
+        run: Run = request.getfixturevalue("unbounded")
+        return run
+    return engines.elastic("one-process", {}, sleeps=[0, 3], in_process=True)
 
 
 def test_asleep_it_holds_the_null_page(slept: Run) -> None:
