@@ -54,25 +54,27 @@ others() { # others ENGINE: its pins that are not the default one
 for pin in $(others vllm) $(others sglang); do # now: two of them at a time do not go
   part "environment of $pin" ci/env.sh --engine "$pin"
 done
-core_modes() { # core_modes ENGINE
-  for pin in $(others "$1"); do
+core_modes() { # of the pins that nobody has taken yet: by whoever is through with its own tests
+  for pin in $(others vllm) $(others sglang); do
+    mkdir "$taken/$pin" 2>/dev/null || continue
     part "core modes of $pin" by_default ci/conformance.sh --as-is --core "$pin"
   done
 }
 with_sglang() {
   part "tests with SGLang" tests "$KVCACHED_VENV_SGLANG" -m sglang tests/engine_sglang
-  core_modes sglang
+  core_modes
 }
 # Engines wait much for each other's processes: two of them use two cores better than one.
-log=$(mktemp)
+log=$(mktemp) taken=$(mktemp -d)
 with_sglang >"$log" 2>&1 &
 beside=$!
-trap 'kill $(ps -o pid= --ppid $beside) $beside 2>/dev/null; cat "$log"; rm -f "$log"' EXIT
+# Red or not, what it said is shown; it may be gone by then.
+trap 'kill $(ps -o pid= --ppid $beside) $beside 2>/dev/null || :; cat "$log"; rm -rf "$log" "$taken"' EXIT
 trap 'exit 130' INT TERM
 part "tests with vLLM" tests "$KVCACHED_VENV" -m "engine and not gpu"
-core_modes vllm
+core_modes
 wait $beside || exit 1
 trap - EXIT INT TERM
 cat "$log"
-rm -f "$log"
+rm -rf "$log" "$taken"
 echo "test: all green, $(($(date +%s) - started)) s"
