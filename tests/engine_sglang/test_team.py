@@ -232,6 +232,15 @@ def test_no_board_no_start(make: Make, tmp_path: Path, monkeypatch: pytest.Monke
     serve(make(), 1, turns=5)  # its name is free again
 
 
+def test_an_announcement_that_means_nothing_ends_the_engine(make: Make) -> None:
+    from kvcached_core.engines.sglang.ranks.board_file import BoardError
+
+    ranks = make()
+    ranks.rigs[0].backend._memory.board.announce(b"\xc1")
+    with pytest.raises(BoardError, match=r"one\.sockets/.*\.board .* holds no announcement but"):
+        serve(ranks, 1)
+
+
 def test_a_rank_that_takes_part_no_more_is_named(make: Make) -> None:
     ranks = make()
     for rig in ranks.rigs:

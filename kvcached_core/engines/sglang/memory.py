@@ -101,7 +101,8 @@ class Memory:
         """Joins the budget, with a floor that holds one request of `request` tokens unless the
         settings give another, and maps page 0 of all tensors; all ranks do. The plan, and the pages
         of each pool that such a request needs. Raises ValueError where no request fits, BudgetError
-        where the floor does not, RuntimeError where another rank failed."""
+        where the floor does not, BoardError where the ranks' board is at fault, RuntimeError where
+        another rank failed."""
         team, most = self.team, shapes.most_pages
         self.most_pages = most
         need = pages.pages_of_request(longest_request(pages, self.room, request, most))
@@ -127,11 +128,11 @@ class Memory:
         )
         try:
             team.share(lambda: self._join(plan, place))
+            place.forget_board()
         except BaseException:
             self.close()
             remove_segment(plan.segment)
             raise
-        place.forget_board()
         self._plan = plan
         return plan, need
 

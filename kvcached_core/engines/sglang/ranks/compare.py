@@ -26,7 +26,8 @@ class Comparison:
         """Steps; at the first rank, those it posted."""
 
     def check(self, counters: Mapping[str, int]) -> None:
-        """Behind a step. Raises RuntimeError, with the rank and the counters that differ."""
+        """Behind a step. Raises RuntimeError, with the rank and the counters that differ, and what
+        Board does."""
         self._step += 1
         own = msgspec.msgpack.encode(counters)
         self._board.post(self._step, own)
@@ -52,9 +53,14 @@ class Comparison:
             else:
                 self._compare()
 
+    def _read(self, posted: bytes) -> dict[str, int]:
+        try:
+            return msgspec.msgpack.decode(posted, type=dict[str, int])
+        except msgspec.MsgspecError as error:
+            raise self._board.unreadable(f"no counters but {posted[:16]!r}: {error}") from None
+
     def _difference(self, step: int, own: bytes, first: bytes) -> str:
-        ours: dict[str, int] = msgspec.msgpack.decode(own)
-        theirs: dict[str, int] = msgspec.msgpack.decode(first)
+        ours, theirs = self._read(own), self._read(first)
         differing = [
             f"{name} is {ours.get(name)}, at rank 0 {theirs.get(name)}"
             for name in {**theirs, **ours}

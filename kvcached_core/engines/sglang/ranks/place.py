@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kvcached_core.budget import Rank, create_segment, remove_segment, sockets_folder
 from kvcached_core.engines.sglang.ranks.board import Board
+from kvcached_core.engines.sglang.ranks.board_file import forget
 from kvcached_core.engines.sglang.ranks.team import Team
 from kvcached_core.txn.transport import Hello, RankServer
 
@@ -37,20 +38,27 @@ class Place:
         """Unique for this start, where there are several ranks; else empty."""
 
     def board(self) -> Board | None:
-        """This rank's view, where there are several. Raises OSError."""
+        """This rank's view, where there are several. Raises what Board does."""
         if not self.start or self._made is not None:
             return self._made
         return Board.open(_board(self.segment, self.start), self._team.rank, self._team.size)
 
     def forget_board(self) -> None:
-        """All ranks have opened it."""
+        """All ranks have opened it. Raises BoardError."""
         if self._made is not None:
-            _board(self.segment, self.start).unlink()
+            forget(_board(self.segment, self.start))
 
     def listen(self, rank: Rank) -> RankServer:
-        """Raises OSError."""
+        """Raises RuntimeError, with the folder at fault."""
         me = Hello(self._instance, self.start, self._team.rank)
-        return RankServer(sockets_folder(self.segment), me, rank)
+        folder = sockets_folder(self.segment)
+        try:
+            return RankServer(folder, me, rank)
+        except OSError as error:
+            raise RuntimeError(
+                f"rank {me.rank} cannot listen in {folder}: {error.strerror or error}; free some "
+                "space there or name another budget_dir, and start the engine again"
+            ) from None
 
 
 def _board(segment: Path, start: str) -> Path:

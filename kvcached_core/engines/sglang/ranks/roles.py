@@ -9,6 +9,7 @@ import msgspec
 
 from kvcached_core.engines.sglang.ranks.announced import AnnouncedAgreement, Wait
 from kvcached_core.engines.sglang.ranks.board import Board
+from kvcached_core.engines.sglang.ranks.board_file import BoardError
 from kvcached_core.engines.sglang.ranks.news import News
 from kvcached_core.engines.sglang.ranks.supply import RanksSupply
 from kvcached_core.engines.sglang.shared_ledger import SharedLedger
@@ -65,6 +66,8 @@ class LeadingSupply(RanksSupply):
     def _announce(self, news: News) -> None:
         try:
             self._board.announce(msgspec.msgpack.encode(news))
+        except BoardError:
+            raise
         except RuntimeError as error:
             raise RuntimeError(
                 f"KV storage of engine {self._plan.instance} failed: {error}"
@@ -104,7 +107,8 @@ class LeadingSupply(RanksSupply):
 
 class FollowingSupply(RanksSupply):
     """Of any other rank: goes by what the first one announced. RuntimeError where that is not heard
-    of any more, or speaks of another moment than this rank is at."""
+    of any more, or speaks of another moment than this rank is at; BoardError where nothing that it
+    announces can be read."""
 
     def _make_agreement(self) -> Agreement:
         return AnnouncedAgreement(self.segment, None, self._hear)
@@ -113,7 +117,7 @@ class FollowingSupply(RanksSupply):
         entry = self._board.peek()
         if entry is None:
             return None
-        news: News = msgspec.msgpack.decode(entry, type=News)
+        news = self._read(entry)
         if news.at < (self._turn, 0):
             raise self._elsewhere(news)
         if news.at > (self._turn, 0):
@@ -124,15 +128,23 @@ class FollowingSupply(RanksSupply):
     def _news_of_round(self, wait: Wait) -> News:
         try:
             entry = self._board.await_entry()
+        except BoardError:
+            raise
         except RuntimeError as error:
             raise RuntimeError(
                 f"KV storage of engine {self._plan.instance}, rank {self._board.rank}: {error}"
             ) from None
-        news: News = msgspec.msgpack.decode(entry, type=News)
+        news = self._read(entry)
         if news.at != (self._turn, self._round):
             raise self._elsewhere(news)
         self._board.take()
         return news
+
+    def _read(self, entry: bytes) -> News:
+        try:
+            return msgspec.msgpack.decode(entry, type=News)
+        except msgspec.MsgspecError as error:
+            raise self._board.unreadable(f"no announcement but {entry[:16]!r}: {error}") from None
 
     def _elsewhere(self, news: News) -> RuntimeError:
         here = f"is at moment {self._turn}.{self._round}"
