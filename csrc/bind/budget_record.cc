@@ -43,6 +43,7 @@ void bind_row_info(py::module_& m) {
 void bind_budget_record(py::module_& m) {
   auto error = py::register_exception<budget::BudgetError>(m, "BudgetError", PyExc_RuntimeError);
   py::register_exception<budget::CapacityConflict>(m, "CapacityConflict", error);
+  py::register_exception<budget::RowGone>(m, "RowGone", error);
   py::enum_<Grant>(m, "Grant")
       .value("GRANTED", Grant::kGranted)
       .value("REFUSED", Grant::kRefused)

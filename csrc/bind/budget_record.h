@@ -1,4 +1,5 @@
-// Adds the record's names to the module: Budget, Grant, RowInfo, BudgetError, CapacityConflict.
+// Adds the record's names to the module: Budget, Grant, RowInfo, BudgetError, CapacityConflict,
+// RowGone.
 #pragma once
 
 #include <pybind11/pybind11.h>

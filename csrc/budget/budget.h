@@ -55,6 +55,11 @@ class CapacityConflict : public BudgetError {
  public:
   using BudgetError::BudgetError;
 };
+// A row that was asked about is nobody's: its owner left, or died and was reaped.
+class RowGone : public BudgetError {
+ public:
+  using BudgetError::BudgetError;
+};
 
 struct RowInfo {
   std::string instance;  // unique name of the engine; replicas are `name/dpN`

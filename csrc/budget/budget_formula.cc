@@ -76,7 +76,7 @@ const Holding& Snapshot::of(int row) const {
   for (const Holding& holding : *this) {
     if (holding.row == row) return holding;
   }
-  throw BudgetError("row " + std::to_string(row) + " is not taken, or was given back meanwhile.");
+  throw RowGone("row " + std::to_string(row) + " is not taken, or was given back meanwhile.");
 }
 
 Snapshot snapshot(const Record& record) {

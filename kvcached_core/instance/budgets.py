@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from kvcached_core.budget import Budget, Segment, open_device_budget
+from kvcached_core.budget import Budget, RowGone, Segment, open_device_budget
 from kvcached_core.instance.plan import StoragePlan
 from kvcached_core.instance.waits import Deadline
 
@@ -16,11 +16,17 @@ Question = Literal["available", "reachable", "fair_share"]
 _TURN_MS = 1  # of each record, where there are several to wait for
 
 
+class RankLeft(RowGone):
+    """A rank of this engine is no more in the record of its device: it has ended, by itself or
+    killed, or the engine ends."""
+
+
 class Budgets:
-    """From any thread. Raises BudgetError where a rank has left its record."""
+    """From any thread. What asks for a rank raises RankLeft once it has left its record."""
 
     def __init__(self, plan: StoragePlan, segment: Segment) -> None:
         """Raises RuntimeError for a rank that has not started."""
+        self._instance = plan.instance
         self._shares = plan.all_shares
         self._segment = segment
         self.rows = [_row_of(plan, segment, rank) for rank in range(plan.num_ranks)]
@@ -44,10 +50,17 @@ class Budgets:
     def answers(self, question: Question) -> list[int]:
         """What the records answer, in bytes, to each rank's row and its last look at its device:
         the scheduler half itself calls no driver."""
-        return [
-            getattr(self.of(rank), question)(row, *self._segment.sample(rank))
-            for rank, row in enumerate(self.rows)
-        ]
+        return [self._answer(question, rank) for rank in range(len(self.rows))]
+
+    def _answer(self, question: Question | Literal["reclaim_target"], rank: int, *more: int) -> int:
+        sample = self._segment.sample(rank)
+        try:
+            return int(getattr(self.of(rank), question)(self.rows[rank], *sample, *more))
+        except RowGone:
+            raise RankLeft(
+                f"KV storage of engine {self._instance}: rank {rank} has ended, or was told to: it "
+                f"is no more in the budget of {self._shares[rank].device}"
+            ) from None
 
     def least_pages(self, question: Question) -> int:
         """Pages that every rank can pay for; ranks of one device pay from one purse."""
@@ -83,8 +96,7 @@ class Budgets:
         most = 0
         for rank, share in enumerate(self._shares):
             idle = () if unused is None else (unused * share.own_bytes,)
-            sample = self._segment.sample(rank)
-            target = self.of(rank).reclaim_target(self.rows[rank], *sample, *idle)
+            target = self._answer("reclaim_target", rank, *idle)
             most = max(most, -(-target // share.own_bytes))
         return most
 

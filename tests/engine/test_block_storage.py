@@ -16,6 +16,7 @@ from vllm.v1.core.block_pool import BlockPool
 from engine.history import History
 from engine.storage_pair import PAGE, PER_PAGE, Pair, replay, tokens, until
 from kvcached_core.engines.vllm.log import logger
+from kvcached_core.instance.budgets import RankLeft
 
 pytestmark = [pytest.mark.engine, pytest.mark.conformance("interface")]
 
@@ -661,6 +662,18 @@ def test_usage_is_used_over_used_and_available(make: Make) -> None:
 
 
 # --- failures and the end ---
+
+
+def test_a_rank_that_has_ended_is_named_and_usage_is_told_all_the_same(make: Make) -> None:
+    """vLLM tells usage among others when it says why it ends."""
+    pair = make(num_ranks=2)
+    assert pair.admit(tokens(5)) is not None
+    before = pair.pool.get_usage()
+    pair.ranks[1].close()
+    at_hand = 2 * PER_PAGE - 1
+    assert pair.pool.get_usage() == 5 / at_hand > before
+    with pytest.raises(RankLeft, match=r"engine one: rank 1 has ended.* budget of host:default"):
+        pair.storage.supply.obtainable_blocks(anew=True)
 
 
 def test_a_failed_rank_stops_the_engine(make: Make) -> None:

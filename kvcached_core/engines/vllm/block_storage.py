@@ -18,6 +18,7 @@ from kvcached_core.engines.vllm.ending import outlive_sigterm
 from kvcached_core.engines.vllm.log import logger
 from kvcached_core.engines.vllm.queue import LedgerQueue
 from kvcached_core.engines.vllm.recorder import Recorder, RecordingQueue, log_path
+from kvcached_core.instance.budgets import RankLeft
 from kvcached_core.instance.plan import StoragePlan
 from kvcached_core.instance.supply import Supply
 from kvcached_core.instance.watcher import Watchers
@@ -73,7 +74,10 @@ class KvcachedBlockStorage(KVBlockStorage):  # type: ignore[misc]
 
     def usage(self) -> float:
         used = self.ledger.num_used()
-        total = used + self.supply.obtainable_blocks(anew=True)
+        try:
+            total = used + self.supply.obtainable_blocks(anew=True)
+        except RankLeft:  # told among others when the engine says why it ends
+            total = used + self.ledger.available()
         return used / total if total else 0.0
 
     def admit(self, num_blocks: int) -> bool:
