@@ -123,6 +123,7 @@ class Ranks:
         self, directory: Path, size: int = 2, later: set[int] | None = None, **settings: Any
     ) -> None:
         self.size = size
+        self.last: int | None = None  # iteration, where a test ends in the midst of them
         self.line = Line(size, later or set())
         said, barrier = [b""] * size, threading.Barrier(size)
         given = {"check_ranks": "on", "reserve_wait_ms": 5, "reclaim_wait_ms": 5, **settings}

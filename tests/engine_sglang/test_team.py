@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,47 +157,116 @@ def test_a_steady_step_announces_nothing(make: Make) -> None:
     assert len(set(heads[40:])) == 1
 
 
+ONE_ENGINE = ([4, 4, 0, 0], [0, 0, 4, 4])
+
+
+def both(work: Callable[[int], Any]) -> None:
+    """Of two engines, at the same time."""
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, range(2)))
+
+
+class Walk:
+    """The iterations of one rank, in line with those of the others."""
+
+    def __init__(self, ranks: Any, rank: int) -> None:
+        self.rig, self._line, self._rank = ranks.rigs[rank], ranks.line, rank
+        self._ranks, self._turn = ranks, 0
+
+    def step(self, waiting: Any = None) -> None:
+        self._line.before(self._rank, self._turn)
+        self.rig.step(waiting)
+        self._line.behind(self._rank, self._turn)
+        self._turn += 1
+
+    def fall_asleep(self) -> None:
+        """Behind some work."""
+        self.step([request(150, 40)])
+        self.rig.allocator.free(self.rig.take(150))
+        self.rig.allocator.clear()
+        self.rig.backend.release()
+        self.step()
+
+    def go_on_until(self, holds: Callable[[], bool], seconds: float) -> None:
+        """Or for so long, as the first rank sees it."""
+        end = time.monotonic() + seconds
+        while self._ranks.last is None or self._turn < self._ranks.last:
+            leads = self._rank == 0 and self._ranks.last is None
+            if leads and (holds() or time.monotonic() > end):
+                self._ranks.last = self._turn + 1
+            self.step()
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+            time.sleep(0.01)
+
+
 def test_sleep_ends_when_every_rank_has_its_floor(make: Make) -> None:
     ranks = make(floor=4 * 65536, reserve_wait_ms=1000)
     budget = ranks.rigs[0].backend._memory.budget
     hog: list[int] = []
 
     def work(rank: int) -> list[int]:
-        rig, line = ranks.rigs[rank], ranks.line
-        seen, turn = [], 0
-
-        def step(waiting: Any = None) -> None:
-            nonlocal turn
-            line.before(rank, turn)
-            rig.step(waiting)
-            line.behind(rank, turn)
-            turn += 1
-
-        step([request(150, 40)])
-        rig.allocator.free(rig.take(150))
-        rig.allocator.clear()
-        rig.backend.release()
-        step()
-        seen += [rig.mapped() // 65536, rig.available()]
+        walk = Walk(ranks, rank)
+        rig = walk.rig
+        walk.fall_asleep()
+        seen = [rig.mapped() // 65536, rig.available()]
         if rank == 0:  # leaves room for one floor of two
             row = budget.join("hog", 0, 32 * 65536, 25 * 65536, 0, 100)
             hog.append(row)
         rig.backend.resume()
-        for _ in range(40):
-            step()
-            time.sleep(0.01)
+        walk.steps(40)
         seen.append(rig.available())
         if rank == 0:
             budget.leave(hog[0])
-        for _ in range(80):
-            step()
-            time.sleep(0.01)
-        step([request(150, 40)])
+        walk.steps(80)
+        walk.step([request(150, 40)])
         seen.append(rig.available() >= 190)
         return seen
 
     for seen in ranks.each(work):
         assert seen == [1, 0, 0, True]
+
+
+def test_engines_that_wake_do_not_each_keep_what_the_other_lacks(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two floors that there is room for, each has one: sooner or later one has both, and the
+    other one's ranks have given back what they had."""
+    engines = [make(name=name, floor=4 * 65536) for name in ("one", "two")]
+    walks = [[Walk(ranks, rank) for rank in range(2)] for ranks in engines]
+    memories = [[rig.backend._memory for rig in ranks.rigs] for ranks in engines]
+    both(lambda n: engines[n].each(lambda rank: walks[n][rank].fall_asleep()))
+    budget = memories[0][0].budget
+    row = budget.join("hog", 0, 32 * 65536, 21 * 65536, 0, 100)
+    held = [threading.Event(), threading.Event()]
+
+    def wake_first(n: int, wake: Callable[[], bool]) -> bool:
+        if found := wake():
+            held[n].set()
+        return found
+
+    def wake_second(wake: Callable[[], bool]) -> bool:
+        return held[0].is_set() and held[1].is_set() and wake()
+
+    for n, (first, second) in enumerate(memories):
+        monkeypatch.setattr(first, "wake", partial(wake_first, n, first.wake))
+        monkeypatch.setattr(second, "wake", partial(wake_second, second.wake))
+
+    def floors() -> list[int]:
+        rows = {(row.instance, row.rank): row.floor // 65536 for row in budget.rows()}
+        return [rows[name, rank] for name in ("one", "two") for rank in range(2)]
+
+    def work(n: int, rank: int) -> None:
+        walk = walks[n][rank]
+        walk.rig.backend.resume()
+        walk.go_on_until(lambda: floors() in ONE_ENGINE, 30)
+
+    both(lambda n: engines[n].each(lambda rank: work(n, rank)))
+    assert all(each.is_set() for each in held)
+    assert floors() in ONE_ENGINE
+    budget.leave(row)
 
 
 def test_a_start_that_fails_at_one_rank_fails_at_all_and_leaves_nothing(

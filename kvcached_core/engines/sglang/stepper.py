@@ -20,7 +20,8 @@ from kvcached_core.engines.sglang.wake import Wake
 from kvcached_core.instance.plan import StoragePlan
 from kvcached_core.instance.watcher import Watchers
 
-# An idle scheduler that spins looks this often without being rung, and one that wakes tries again.
+# An idle scheduler that spins looks this often without being rung, and one that wakes tries again;
+# behind an attempt in vain after twice that, so that another engine's look falls between.
 _LOOK_S = 0.2
 
 
@@ -207,6 +208,9 @@ class Stepper:
     def _try_to_wake(self) -> bool:
         if not self._waking:
             return False
+        if self.supply.woke_in_vain():
+            self._memory.sleep()
+            self._has_floor, self._looked = False, time.monotonic() + _LOOK_S
         if not self._has_floor and time.monotonic() - self._looked >= _LOOK_S:
             self._looked = time.monotonic()
             self._has_floor = self._memory.wake()

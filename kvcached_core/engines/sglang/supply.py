@@ -71,6 +71,11 @@ class SglangSupply(Supply):
         """Whether the floor is there again; `own`: this rank's."""
         return own
 
+    def woke_in_vain(self) -> bool:
+        """Whether the floor, as far as it is there, goes back: not every rank has its own, and
+        another engine's may wait for it likewise. Tells it once."""
+        return False
+
     def finish_retirement(self) -> None:
         """Takes in that all pages are gone that were retired and released here. Raises
         RuntimeError where they are not in time."""

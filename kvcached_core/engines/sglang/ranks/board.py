@@ -161,7 +161,13 @@ class Board:
         self._words[self._of(self.rank, _FLAG)] = number
 
     def least_flag(self) -> int:
-        return min(self._words[self._of(rank, _FLAG)] for rank in range(self.ranks))
+        return min(self._flags())
+
+    def most_flag(self) -> int:
+        return max(self._flags())
+
+    def _flags(self) -> list[int]:
+        return [self._words[self._of(rank, _FLAG)] for rank in range(self.ranks)]
 
     # --- what each rank says of its steps ---
 

@@ -25,7 +25,9 @@ class News(msgspec.Struct, frozen=True, array_like=True):
     call: bool = False
     """Whether an idle engine is to look around in this iteration."""
     awake: int = 0
-    """How often every rank had its floor again after sleep."""
+    """The last attempt at waking in which every rank had its floor again."""
+    vain: int = 0
+    """The last one that was given up: who has its floor gives it back."""
     left: int = 0
     """Milliseconds left of the wait that the round is part of."""
     grown: int = 0
@@ -60,4 +62,4 @@ class News(msgspec.Struct, frozen=True, array_like=True):
 
 def _lasting(news: News) -> tuple[object, ...]:
     numbers = news.free, news.reachable, news.fair, news.asked
-    return *numbers, news.event, news.wanted, news.awake
+    return *numbers, news.event, news.wanted, news.awake, news.vain

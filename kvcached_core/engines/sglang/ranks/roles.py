@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -19,6 +20,10 @@ from kvcached_core.instance.plan import StoragePlan
 from kvcached_core.instance.supply import PageState
 from kvcached_core.instance.waits import Deadline
 
+# Ranks that have their floors wait so long, or up to twice that, for the others' before all give
+# theirs back: two engines that wake may each have what the other one lacks.
+_TOGETHER_MS = 1000
+
 
 class LeadingSupply(RanksSupply):
     """Of the first rank: looks outside, and announces what it saw. RuntimeError where another rank
@@ -29,6 +34,8 @@ class LeadingSupply(RanksSupply):
         self._next: News | None = None
         self._calls = False
         self._until = Deadline(0)
+        self._awake = self._vain = 0
+        self._waking: Deadline | None = None
         return AnnouncedAgreement(self.segment, behind, self._hear)
 
     def _news_of_turn(self) -> News | None:
@@ -59,6 +66,21 @@ class LeadingSupply(RanksSupply):
     def is_asked(self) -> bool:
         return self.budgets.outside.asked_pages() > 0
 
+    def all_are_awake(self, own: bool) -> bool:
+        if self._waking is None:
+            self._waking = Deadline(random.randrange(_TOGETHER_MS, 2 * _TOGETHER_MS))
+        return super().all_are_awake(own)
+
+    def _judge_waking(self) -> None:
+        """Once of each attempt: all have their floors, or some have had one for nothing."""
+        attempt = self._attempt
+        if self._waking is None or attempt in (self._awake, self._vain):
+            return
+        if self._board.least_flag() >= attempt:
+            self._awake, self._waking = attempt, None
+        elif self._board.most_flag() >= attempt and not self._waking.left_ms():
+            self._vain, self._waking = attempt, None
+
     def _deadline(self, milliseconds: int) -> Deadline:
         self._until = Deadline(milliseconds)
         return super()._deadline(milliseconds)
@@ -77,6 +99,7 @@ class LeadingSupply(RanksSupply):
         """What became of pages first: what the budget says then holds with that."""
         behind = self.agreement.behind
         assert behind is not None
+        self._judge_waking()
         self.agreement.seen = behind.progress()
         growing = behind.outstanding()
         changes = behind.poll()
@@ -92,7 +115,8 @@ class LeadingSupply(RanksSupply):
             event=outside.event(),
             wanted=wanted,
             call=self._calls,
-            awake=self._board.least_flag(),
+            awake=self._awake,
+            vain=self._vain,
             left=left,
             grown=growing - behind.outstanding(),
             owned=tuple(changes.owned),

@@ -51,7 +51,7 @@ class RanksSupply(SglangSupply):
         self._is_in_turn = False
         self._is_called = False
         self._left_ms = 0
-        self._naps = 0
+        self._attempt = 0  # at waking: the next one, or that under way
         super().__init__(plan, ledger, log, unused_pages=unused_pages)
 
     def close(self) -> None:
@@ -123,12 +123,18 @@ class RanksSupply(SglangSupply):
     # --- sleep ---
 
     def fall_asleep(self) -> None:
-        self._naps += 1
+        self._attempt += 1
 
     def all_are_awake(self, own: bool) -> bool:
         if own:
-            self._board.raise_flag(self._naps)
-        return self._news.awake == self._naps
+            self._board.raise_flag(self._attempt)
+        return self._news.awake == self._attempt
+
+    def woke_in_vain(self) -> bool:
+        if self._news.vain != self._attempt:
+            return False
+        self._attempt += 1
+        return True
 
     def finish_retirement(self) -> None:
         deadline = self._deadline(_RELEASE_MS)
