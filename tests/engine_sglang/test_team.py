@@ -234,7 +234,8 @@ def test_engines_that_wake_do_not_each_keep_what_the_other_lacks(
 ) -> None:
     """Of two floors that there is room for, each has one: sooner or later one has both, and the
     other one's ranks have given back what they had."""
-    engines = [make(name=name, floor=4 * 65536) for name in ("one", "two")]
+    given = {"floor": 4 * 65536, "reserve_wait_ms": 1000}
+    engines = [make(name=name, **given) for name in ("one", "two")]
     walks = [[Walk(ranks, rank) for rank in range(2)] for ranks in engines]
     memories = [[rig.backend._memory for rig in ranks.rigs] for ranks in engines]
     both(lambda n: engines[n].each(lambda rank: walks[n][rank].fall_asleep()))
