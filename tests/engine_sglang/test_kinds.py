@@ -3,7 +3,7 @@ of memory. Ranges without memory are inaccessible: an access ends the engine."""
 
 from __future__ import annotations
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import pytest
@@ -18,8 +18,12 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.conformance("par
 
 PAGE_TOKENS = 64
 PAGES = 20
+try:
+    RELEASE = Version(version("kvcached-sglang"))
+except PackageNotFoundError:  # collected where SGLang is not, to be left out
+    RELEASE = Version("0")
 # From then on such a cache on a CPU wants AMX, and kernels for it that no package brings here.
-FP8_ANYWHERE = Version(version("kvcached-sglang")) < Version("0.5.20")
+FP8_ANYWHERE = Version("0.5.20") > RELEASE
 FP8 = {"engine": {"kv_cache_dtype": "fp8_e4m3"}}
 FP8_TOKEN = 4 * 2 * 64  # layers, keys and values, numbers of a byte
 LATENT = LATENT_RANK + LATENT_ROPE
