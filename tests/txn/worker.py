@@ -8,6 +8,7 @@ makes driver calls fail, `close`.
 from __future__ import annotations
 
 import ctypes
+import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,6 +20,7 @@ from kvcached_core.vmm import Arena, FaultyDriver, HostDriver
 
 GRANULE = 64 * 1024
 INSTANCE = "engine"
+PATIENCE_S = 30  # only a guard against a hang
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,16 @@ class Worker:
         return "done"
 
     def held(self) -> tuple[int, int]:
+        """Pages leased and mapped. Between a lease and its last page the accounts differ."""
+        end = time.monotonic() + PATIENCE_S
+        while len(set(accounts := self._accounts())) > 1:
+            assert time.monotonic() < end, f"lease, created, held: {accounts}"
+            time.sleep(0.001)
+        return accounts[0] // self.job.page_bytes, self.rank.mapped_bytes // self.job.page_bytes
+
+    def _accounts(self) -> tuple[int, int, int]:
         (mine,) = (row for row in self.budget.rows() if row.rank == self.job.rank)
-        assert mine.lease == mine.created == self.driver.held_bytes()
-        return mine.lease // self.job.page_bytes, self.rank.mapped_bytes // self.job.page_bytes
+        return mine.lease, mine.created, self.driver.held_bytes()
 
     def zero(self, pages: list[int]) -> bool:
         self.rank.make_ready(pages)
